@@ -1,0 +1,111 @@
+"""Everything that can go wrong because of a user, an input file or a peer. A bug is an AssertionError, never one of these.
+
+    RootletError                    status  type                    code
+    +- InvalidValue                 400     invalid_request_error   invalid_value
+    |  +- ContextOverflow           400     invalid_request_error   context_length_exceeded
+    |  +- PoolOverflow              400     invalid_request_error   kv_pool_exceeded
+    |  +- TemplateError             400     invalid_request_error   chat_template_error
+    +- NotFound                     404     not_found_error         model_not_found
+    +- TooLarge                     413     invalid_request_error   request_too_large
+    +- QueueFull                    503     overloaded_error        queue_full          (Retry-After)
+    +- DeadlineExceeded             504     timeout_error           deadline_exceeded   (x-should-retry: false)
+    +- Unavailable                  503     unavailable_error       loading | shutting_down | engine_dead
+    +- Unsupported                  501     not_supported_error     unsupported         (x-should-retry: false)
+    +- RequestFailed                500     server_error            internal_error
+    +- BadModelFile                 start-up: the process ends with the message and exit code 2
+    +- BadConfig                    start-up: likewise
+
+Messages say what happened, the number, the limit and the knob.
+"""
+
+from __future__ import annotations
+
+
+class RootletError(Exception):
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code
+
+
+class InvalidValue(RootletError):
+    status, type, code = 400, "invalid_request_error", "invalid_value"
+
+    def __init__(self, param: str | None, message: str) -> None:
+        super().__init__(message, param=param)
+
+
+class ContextOverflow(InvalidValue):
+    code = "context_length_exceeded"
+
+    def __init__(self, param: str, *, prompt_len: int, ctx_len: int) -> None:
+        super().__init__(
+            param,
+            f"This model's maximum context length is {ctx_len} tokens, however your prompt contains {prompt_len} input tokens "
+            f"(and at least one token must be left to generate). Shorten the prompt or raise --ctx-len.",
+        )
+        self.prompt_len = prompt_len
+        self.ctx_len = ctx_len
+
+
+class PoolOverflow(InvalidValue):
+    code = "kv_pool_exceeded"
+
+    def __init__(self, param: str, *, prompt_len: int, pool_len: int) -> None:
+        super().__init__(
+            param,
+            f"The prompt contains {prompt_len} input tokens, more than the KV pool of this server can ever hold for one request "
+            f"({pool_len} tokens). Shorten the prompt, or give the server more memory with --mem or --max-total-tokens.",
+        )
+        self.prompt_len = prompt_len
+        self.pool_len = pool_len
+
+
+class TemplateError(InvalidValue):
+    code = "chat_template_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__("messages", message)
+
+
+class NotFound(RootletError):
+    status, type, code = 404, "not_found_error", "model_not_found"
+
+
+class TooLarge(RootletError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class QueueFull(RootletError):
+    status, type, code = 503, "overloaded_error", "queue_full"
+
+
+class DeadlineExceeded(RootletError):
+    status, type, code = 504, "timeout_error", "deadline_exceeded"
+
+
+class Unavailable(RootletError):
+    status, type, code = 503, "unavailable_error", "loading"
+
+
+class Unsupported(RootletError):
+    status, type, code = 501, "not_supported_error", "unsupported"
+
+
+class RequestFailed(RootletError):
+    """One request failed inside the engine (NaN logits, a failing step); its neighbours go on."""
+
+
+class BadModelFile(RootletError):
+    """A truncated, unknown or mismatching model file. Names the file, the tensor or key, and what was expected."""
+
+
+class BadConfig(RootletError):
+    """A flag, environment variable or file key that does not exist or has no valid value."""
