@@ -1,0 +1,81 @@
+# Two commands do everything on a fresh machine: `make serve` and `make test`. The rest is for people who work on Rootlet.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+ARGS ?=
+DATA ?= ../shared/data
+# The pinned torch is a CPU build where one is at hand; an unpinned one can pull gigabytes of CUDA libraries.
+TORCH ?= torch==2.13.0
+NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
+
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.runtime: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (once)"
+	@$(BIN)/python -m pip --disable-pip-version-check install -q -U pip
+	@$(PIP) install $(TORCH) numpy
+	@$(PIP) install "scikit-build-core>=0.11" "nanobind>=2.7" cmake ninja
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.runtime $(NATIVE)
+	@echo "building the native kernels (once)"
+	@$(PIP) install --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.built
+	@echo "installing the tools of the tests (once)"
+	@$(PIP) install --no-build-isolation -e ".[dev]"
+	@touch $@
+
+setup: $(VENV)/.dev ## virtual environment with everything for development
+build: $(VENV)/.built ## compile the native kernels (incremental)
+
+model: $(VENV)/.built ## fetch the default model into the user's cache folder
+	@$(BIN)/python -m rootlet.engine.model_source
+
+serve: $(VENV)/.built ## serve the default model, or ARGS="MODEL --flag value"
+	@$(BIN)/rootlet serve $(ARGS)
+
+chat: $(VENV)/.built ## talk to a model in the terminal
+	@$(BIN)/rootlet chat $(ARGS)
+
+test: $(VENV)/.dev model ## all tests that need no GPU and no patience
+	@$(BIN)/pytest tests -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.dev model ## the long property profiles and slow suites too
+	@ROOTLET_HYPOTHESIS_PROFILE=long $(BIN)/pytest tests --timeout 7200 $(ARGS)
+
+check: $(VENV)/.dev ## format, lint, types, layers, house rules
+	@$(BIN)/ruff format --check src tests
+	@$(BIN)/ruff check src tests
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/pytest tests/architecture
+
+format: $(VENV)/.dev ## rewrite the sources as `make check` wants them
+	@$(BIN)/ruff format src tests && $(BIN)/ruff check --fix src tests
+
+layers: $(VENV)/.dev ## the import contracts
+	@$(BIN)/lint-imports
+
+loc: $(VENV)/.dev ## numbers of the house
+	@$(BIN)/python -m rootlet.bench.house
+
+bench: $(VENV)/.dev model ## speed beside llama.cpp, in one run (installs the peer: a long build)
+	@$(BIN)/python -c "import llama_cpp" 2>/dev/null || $(PIP) install "llama-cpp-python>=0.3"
+	@$(BIN)/python -m rootlet.bench.floor $(ARGS)
+
+bench-chat: $(VENV)/.dev model ## 80 two-turn chats at 16 concurrent over HTTP, cache on and off, against a trie oracle
+	@$(BIN)/python -m rootlet.bench.chat --data $(DATA) $(ARGS)
+
+bench-quality: $(VENV)/.dev model ## quantised path against the dequantised fp32 reference on GSM8K questions
+	@$(BIN)/python -m rootlet.bench.quality --data $(DATA) $(ARGS)
+
+clean: ## remove the virtual environment and build outputs
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
