@@ -1,0 +1,41 @@
+"""Entry point of the `rootlet` command: a table of subcommands, each imported only when it is run."""
+
+from __future__ import annotations
+
+import sys
+
+import cyclopts
+
+from rootlet import __version__
+from rootlet.core.errors import RootletError
+
+app = cyclopts.App(name="rootlet", version=__version__, help="Serve language models; requests that begin alike share the work of that beginning.")
+
+COMMANDS = {
+    "serve": ("rootlet.cli.serve:serve", "Serve a model over HTTP (OpenAI-compatible, port 30000 on 127.0.0.1)."),
+    "chat": ("rootlet.cli.chat:chat", "Talk to a model in the terminal: a running server, or one of its own."),
+    "run": ("rootlet.cli.run:run", "Answer one prompt (argument or standard input) and exit."),
+    "batch": ("rootlet.cli.batch:batch", "Answer a file of OpenAI batch lines; resumes where it stopped."),
+    "doctor": ("rootlet.cli.doctor:doctor", "Explain this machine and what would be chosen on it."),
+    "version": ("rootlet.cli.version:version", "Print the version and what it was built with."),
+}
+for _name, (_path, _help) in COMMANDS.items():
+    app.command(_path, name=_name, help=_help)
+
+
+def main() -> None:
+    """Run the command line; exit code 2 for what the user can mend, with one line that says how."""
+    try:
+        code = app(sys.argv[1:], result_action="return_value")
+    except RootletError as error:
+        print(f"rootlet: {error.message}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()
