@@ -1,0 +1,43 @@
+"""Linear layers, single and fused. Which projections of a checkpoint become one matrix is said once, in `FUSED`: the loader joins their rows.
+
+One wide matrix product a layer is faster than three narrow ones; its rows are computed one by one, so joining changes no bit of the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rootlet.kernels import ops
+from rootlet.kernels.ops import Weight
+from rootlet.layers.weights import WeightSource
+
+FUSED: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x @ weight.T (+ bias) (+ residual). `rows`: output features of each joined part, in the order of `FUSED`."""
+
+    weight: Weight
+    bias: Tensor | None
+    rows: tuple[int, ...]
+
+    @classmethod
+    def load(cls, source: WeightSource, name: str, *, rows: tuple[int, ...], cols: int, bias: bool = False) -> Linear:
+        """`name`: full path of the projection ("model.layers.0.self_attn.qkv_proj"). A file that already holds it fused is taken as it is."""
+        prefix, _, last = name.rpartition(".")
+        parts = FUSED.get(last, (last,))
+        paths, part_rows = tuple(f"{prefix}.{part}" if prefix else part for part in parts), rows
+        if len(parts) > 1 and source.has(f"{name}.weight"):
+            paths, part_rows = (name,), (sum(rows),)
+        weight = source.matrix(tuple(f"{path}.weight" for path in paths), part_rows, cols=cols)
+        return cls(weight, source.vector(tuple(f"{path}.bias" for path in paths), part_rows) if bias else None, rows)
+
+    def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        """x [T, K] -> [T, N]."""
+        return ops.table().linear(x, self.weight, self.bias, residual)

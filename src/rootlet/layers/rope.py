@@ -1,0 +1,86 @@
+"""Rotary position embedding: the cos/sin table of each kind, computed once in float64 and kept in float32.
+
+    angle(p, i) = p * f_i,   f_i = theta^(-2i / rotary_dim)        default
+    linear      f_i / factor
+    llama3      long wavelengths are divided by factor, short ones kept, between them a straight blend
+    yarn        as llama3, with the blend over the dimension index; cos and sin scaled by the attention factor
+    factors     f_i / factors_i, given one by one by the file (GGUF rope_freqs, longrope)
+Sources: RoFormer; Llama 3 and YaRN papers; names of the fields as in Hugging Face configs. Does not rotate: that is `ops.rope`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rootlet.config.model import RopeConfig
+from rootlet.core.errors import BadModelFile
+from rootlet.kernels import ops
+
+
+def _base_frequencies(rope: RopeConfig) -> Tensor:
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim
+    return torch.pow(torch.tensor(rope.theta, dtype=torch.float64), -exponents)
+
+
+def _llama3(rope: RopeConfig, freqs: Tensor) -> Tensor:
+    wavelen = 2.0 * math.pi / freqs
+    turns = rope.original_max_len / wavelen
+    keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    return keep * freqs + (1.0 - keep) * freqs / rope.factor
+
+
+def _yarn(rope: RopeConfig, freqs: Tensor) -> Tensor:
+    def dim_of(turns: float) -> float:
+        """The (fractional) dimension pair that makes `turns` turns over the original context, doubled."""
+        return rope.rotary_dim * math.log(rope.original_max_len / (turns * 2.0 * math.pi)) / (2.0 * math.log(rope.theta))
+
+    low = max(math.floor(dim_of(rope.beta_fast)), 0)
+    high = min(math.ceil(dim_of(rope.beta_slow)), rope.rotary_dim - 1)
+    span = max(high - low, 0.001)
+    stretched = ((torch.arange(rope.rotary_dim // 2, dtype=torch.float64) - low) / span).clamp(0.0, 1.0)
+    return stretched * freqs / rope.factor + (1.0 - stretched) * freqs
+
+
+def _frequencies(rope: RopeConfig, factors: Tensor | None) -> Tensor:
+    freqs = _base_frequencies(rope)
+    if factors is not None:
+        return freqs / factors.to(torch.float64)
+    if rope.kind == "default":
+        return freqs
+    if rope.kind == "linear":
+        return freqs / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, freqs)
+    if rope.kind == "yarn":
+        return _yarn(rope, freqs)
+    raise BadModelFile(f"rope kind {rope.kind!r} is not supported (known: none, default, linear, llama3, yarn, or factors in the file)")
+
+
+def _magnitude(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return 0.1 * math.log(rope.factor) + 1.0 if rope.kind == "yarn" and rope.factor > 1.0 else 1.0
+
+
+def cos_sin_table(rope: RopeConfig, max_len: int, factors: Tensor | None = None) -> Tensor:
+    """float32 [max_len, rotary_dim]: cosines of the rotary_dim/2 frequencies, then sines. `factors` [rotary_dim/2]. Raises `BadModelFile`."""
+    angles = torch.outer(torch.arange(max_len, dtype=torch.float64), _frequencies(rope, factors))
+    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * _magnitude(rope)).to(torch.float32)
+
+
+class RotaryEmbedding:
+    """One table for all layers of a model. A layer without rope (NoPE) simply has none."""
+
+    __slots__ = ("cos_sin", "head_dim", "interleaved")
+
+    def __init__(self, rope: RopeConfig, head_dim: int, max_len: int, *, factors: Tensor | None = None) -> None:
+        self.cos_sin = cos_sin_table(rope, max_len, factors)
+        self.head_dim = head_dim
+        self.interleaved = rope.interleaved
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [T, heads * D], positions int32 [T] -> rotated x."""
+        return ops.table().rope(x, positions, self.cos_sin, self.head_dim, self.interleaved)
