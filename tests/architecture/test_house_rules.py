@@ -39,7 +39,8 @@ def name_of(path: Path) -> str:
 def code_words(source: str) -> list[tuple[int, str]]:
     """Identifiers and string literals that are not docstrings: where a device word would steer behaviour."""
     tree = ast.parse(source)
-    docs = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and n.body and isinstance(n.body[0], ast.Expr)}
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docs = {id(n.body[0].value) for n in ast.walk(tree) if isinstance(n, documented) and n.body and isinstance(n.body[0], ast.Expr)}
     out: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
