@@ -1,0 +1,97 @@
+"""Turns a `StepPlan` into what attention kernels read: page table, lengths, slots and the work list (architecture D7).
+
+Owns the executor's resident page table and the static int32 buffers behind `AttentionMeta`; they never move, so a captured graph reads the new
+step through the old addresses. O(tokens / 16) numpy per step. Does not read KV, does not decide pages. Called by attention backends.
+A work item is (kv head, up to 16 query tokens of one request): its tile stacks the group's heads, so each key is loaded once for the group.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rootlet.core.step import Capacity, StepPlan
+from rootlet.kernels.ops import AttentionMeta
+
+QUERY_TILE = 16
+ITEM_WORDS = 8
+
+I32 = npt.NDArray[np.int32]
+
+
+def work_items(qo_indptr: I32, prefix_lens: I32, extend_lens: I32, num_kv_heads: int) -> I32:
+    """The work list of one step, [W, 8], costliest first (score count), ties in row order. qo_indptr [B+1], the lengths [B]."""
+    tiles = -(-extend_lens // QUERY_TILE)
+    batch = np.repeat(np.arange(len(tiles), dtype=np.int32), tiles)
+    first = np.cumsum(tiles) - tiles
+    begin = (np.arange(len(batch), dtype=np.int32) - first[batch]) * QUERY_TILE
+    count = np.minimum(QUERY_TILE, extend_lens[batch] - begin)
+    kv_len = prefix_lens[batch] + begin + count
+    order = np.argsort(-(count.astype(np.int64) * kv_len), kind="stable")
+    items = np.zeros((len(batch), num_kv_heads, ITEM_WORDS), np.int32)
+    items[:, :, 0] = (qo_indptr[batch] + begin)[order, None]
+    items[:, :, 1] = count[order, None]
+    items[:, :, 2] = np.arange(num_kv_heads, dtype=np.int32)
+    items[:, :, 3] = batch[order, None]
+    items[:, :, 5] = kv_len[order, None]
+    return items.reshape(-1, ITEM_WORDS)
+
+
+class StepTables:
+    """Static buffers of one executor. Rows beyond the step's B have no query tokens (`qo_indptr` stays at T)."""
+
+    __slots__ = (
+        "_num_kv_heads",
+        "_num_work",
+        "_out_cache_loc",
+        "_page_table",
+        "_prefix_lens",
+        "_qo_indptr",
+        "_row_ids",
+        "_seq_lens",
+        "_work",
+        "meta",
+        "out_cache_loc",
+    )  # fmt: skip
+
+    def __init__(self, capacity: Capacity, num_kv_heads: int) -> None:
+        rows, tokens = capacity.max_rows, capacity.max_step_tokens
+        max_items = num_kv_heads * (rows + -(-tokens // QUERY_TILE))
+        self._num_kv_heads = num_kv_heads
+        self._page_table = np.zeros((rows + 1, capacity.max_pages_per_row), np.int32)
+        self._row_ids = np.zeros(rows, np.int32)
+        self._qo_indptr = np.zeros(rows + 1, np.int32)
+        self._prefix_lens = np.zeros(rows, np.int32)
+        self._seq_lens = np.zeros(rows, np.int32)
+        self._work = np.zeros((max_items, ITEM_WORDS), np.int32)
+        self._num_work = np.zeros(1, np.int32)
+        self._out_cache_loc = np.zeros(tokens, np.int32)
+        self.out_cache_loc = torch.from_numpy(self._out_cache_loc)
+        self.meta = AttentionMeta(
+            page_table=torch.from_numpy(self._page_table),
+            row_ids=torch.from_numpy(self._row_ids),
+            qo_indptr=torch.from_numpy(self._qo_indptr),
+            prefix_lens=torch.from_numpy(self._prefix_lens),
+            seq_lens=torch.from_numpy(self._seq_lens),
+            work=torch.from_numpy(self._work),
+            num_work=torch.from_numpy(self._num_work),
+            page_size=capacity.page_size,
+        )
+
+    def fill(self, plan: StepPlan) -> None:
+        """Apply the plan's page deltas, then describe its rows; the buffers hold until the next `fill`."""
+        for delta in plan.page_deltas:
+            self._page_table[delta.pool_row, delta.start_page : delta.start_page + len(delta.pages)] = delta.pages
+        b, t = plan.num_rows, plan.num_tokens
+        np.cumsum(plan.extend_lens, out=self._qo_indptr[1 : b + 1])
+        self._qo_indptr[b + 1 :] = t
+        self._row_ids[:b] = plan.pool_rows
+        self._prefix_lens[:b] = plan.prefix_lens
+        self._seq_lens[:b] = plan.seq_lens
+        self._row_ids[b:] = self._prefix_lens[b:] = self._seq_lens[b:] = 0
+        self._out_cache_loc[:t] = plan.out_cache_loc
+        self._out_cache_loc[t:] = 0
+        items = work_items(self._qo_indptr[: b + 1], self._prefix_lens[:b], plan.extend_lens, self._num_kv_heads)
+        self._work[: len(items)] = items
+        self._num_work[0] = len(items)
