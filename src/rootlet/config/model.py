@@ -21,6 +21,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     interleaved: bool = False
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
