@@ -1,0 +1,44 @@
+#include "rootlet/graph.h"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace rootlet {
+
+Tape::Tape() = default;
+
+void Tape::append(const char* name, OpFn fn, const void* args, size_t bytes) {
+  std::unique_ptr<uint64_t[]> copy(new uint64_t[(bytes + 7) / 8]);
+  memcpy(copy.get(), args, bytes);
+  ops_.push_back({fn, copy.get()});
+  names_.push_back(name);
+  args_.push_back(std::move(copy));
+  timers_.push_back({});
+}
+
+Count Tape::count(RowSpace space, int32_t max_rows) {
+  if (space == kFixed) return {nullptr, max_rows};
+  int32_t& limit = max_rows_[space];
+  if (limit == 0 || max_rows < limit) limit = max_rows;
+  const int32_t* live[] = {&header_.num_tokens, &header_.num_rows, &header_.num_logit_rows, &header_.num_work};
+  return {live[space], max_rows};
+}
+
+void Tape::replay(const StepHeader& counts, bool profile) {
+  const int32_t asked[] = {counts.num_tokens, counts.num_rows, counts.num_logit_rows, counts.num_work};
+  const char* names[] = {"num_tokens", "num_rows", "num_logit_rows", "num_work"};
+  for (int i = 0; i < kNumRowSpaces; ++i) {
+    if (asked[i] < 0 || (max_rows_[i] != 0 && asked[i] > max_rows_[i])) {
+      throw std::out_of_range(std::string(names[i]) + " = " + std::to_string(asked[i]) + " is outside [0, " + std::to_string(max_rows_[i]) +
+                              "], the size the graph was captured with");
+    }
+  }
+  header_ = counts;
+  run_ops(ops_.data(), static_cast<int>(ops_.size()), profile ? timers_.data() : nullptr);
+}
+
+void Tape::reset_timers() {
+  for (OpTimer& t : timers_) t = {};
+}
+
+}  // namespace rootlet

@@ -1,0 +1,44 @@
+// What every kernel's argument block is made of. An op is a plain struct of pointers and sizes (copied byte for byte onto a tape) and a function
+//     void op(const void* args, Worker& w)
+// that every worker of the team enters. Shapes and meanings: src/rootlet/kernels/ops.py. This header knows no Python and no torch.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace rootlet {
+
+// Row counts of one step, read at replay. One tape serves every batch up to its captured maximum.
+struct StepHeader {
+  int32_t num_tokens;      // T
+  int32_t num_rows;        // B
+  int32_t num_logit_rows;  // R
+  int32_t num_work;        // attention work items
+  int32_t reserved[12];
+};
+
+// Which count of the header a tensor's leading dimension follows. kFixed: the size it had when the op was made.
+enum RowSpace : int32_t { kFixed = -1, kTokens = 0, kRows = 1, kLogitRows = 2, kWork = 3, kNumRowSpaces = 4 };
+
+// A row count: live (points into a tape's header) or fixed (eager).
+struct Count {
+  const int32_t* live;
+  int32_t fixed;
+  int32_t get() const { return live ? *live : fixed; }
+};
+
+enum class WeightKind : int32_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kNumKinds };
+
+inline constexpr int kQuantBlock = 32;    // values that share a scale, in weights and in quantised activations
+inline constexpr int kGroupColumns = 16;  // output features that are packed together
+
+// Scale of one quantised activation block: x = d * q, q int8 in [-127, 127].
+struct ActScale {
+  float d;
+  float d_sum;  // d * sum(q)
+  int32_t sum;  // sum(q)
+};
+
+class Worker;
+using OpFn = void (*)(const void* args, Worker& w);
+
+}  // namespace rootlet

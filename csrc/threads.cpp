@@ -1,0 +1,320 @@
+// The thread team: spin barrier inside a run, bounded spin then futex between runs (cpu-kernels.md 6 has the measurements).
+//
+//   caller (worker 0)      run_ops: publish job, epoch++, wake sleepers | op, barrier, op, barrier ... | return
+//   worker i               spin ~200 us on epoch, else futex sleep      | op, barrier, op, barrier ... | spin again
+//
+// A waiter pauses, then yields, then sleeps, so a busy neighbour on the same CPU gets it instead of watching us spin. After a fork the child has no
+// workers: the first run there starts new ones.
+#include "rootlet/threads.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace rootlet {
+namespace {
+
+constexpr uint64_t kIdleSpinNs = 200'000;
+constexpr int kBarrierPauses = 4000;
+constexpr int kBarrierYields = 200;
+
+std::atomic<int> fork_count{0};
+
+uint64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+std::vector<int> usable_cpus() {
+  std::vector<int> cpus;
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    for (int i = 0; i < CPU_SETSIZE; ++i) {
+      if (CPU_ISSET(i, &set)) cpus.push_back(i);
+    }
+  }
+  if (cpus.empty()) cpus.push_back(0);
+  return cpus;
+}
+
+void pin_to(pthread_t thread, int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(thread, sizeof set, &set);
+}
+
+// A value that waiters watch: moved on by one thread, waited for by many.
+struct alignas(64) Signal {
+  std::atomic<uint32_t> value{0};
+  alignas(64) std::atomic<int> sleepers{0};
+
+  void advance() {
+    value.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(value);
+  }
+
+  void sleep_while(uint32_t seen) {
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    while (value.load(std::memory_order_seq_cst) == seen) futex_wait(value, seen);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+  void wait_in_run(uint32_t seen) {
+    for (int i = 0; i < kBarrierPauses; ++i) {
+      if (value.load(std::memory_order_acquire) != seen) return;
+      pause_cpu();
+    }
+    for (int i = 0; i < kBarrierYields; ++i) {
+      if (value.load(std::memory_order_acquire) != seen) return;
+      sched_yield();
+    }
+    sleep_while(seen);
+  }
+
+  void wait_between_runs(uint32_t seen) {
+    const uint64_t until = now_ns() + kIdleSpinNs;
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if (value.load(std::memory_order_acquire) != seen) return;
+        pause_cpu();
+      }
+    } while (now_ns() < until);
+    sleep_while(seen);
+  }
+};
+
+}  // namespace
+
+class Team {
+ public:
+  Team(int size, bool pin) : size_(size), pin_(pin), workers_(new Worker[static_cast<size_t>(size)]) {
+    for (int i = 0; i < size; ++i) {
+      workers_[i].thread_ = i;
+      workers_[i].num_threads_ = size;
+      workers_[i].team_ = this;
+    }
+  }
+
+  ~Team() {
+    if (!threads_.empty() && forks_seen_ == fork_count.load()) {
+      stop_ = true;
+      job_.advance();
+      for (pthread_t t : threads_) pthread_join(t, nullptr);
+    }
+    for (int i = 0; i < size_; ++i) free(workers_[i].scratch_);
+  }
+
+  int size() const { return size_; }
+
+  void run(const Op* ops, int count, OpTimer* timers) {
+    if (size_ > 1) {
+      if (threads_.empty() || forks_seen_ != fork_count.load(std::memory_order_relaxed)) start();
+      ops_ = ops;
+      count_ = count;
+      job_.advance();
+    }
+    if (timers) {
+      enter<true>(workers_[0], ops, count, timers);
+    } else {
+      enter<false>(workers_[0], ops, count, nullptr);
+    }
+  }
+
+  void barrier() {
+    if (size_ == 1) {
+      counter_.store(0, std::memory_order_relaxed);
+      return;
+    }
+    const uint32_t seen = meet_.value.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+      arrived_.store(0, std::memory_order_relaxed);
+      counter_.store(0, std::memory_order_relaxed);
+      meet_.advance();
+    } else {
+      meet_.wait_in_run(seen);
+    }
+  }
+
+  int take(int count) { return counter_.fetch_add(count, std::memory_order_relaxed); }
+
+ private:
+  template <bool kTimed>
+  void enter(Worker& w, const Op* ops, int count, OpTimer* timers) {
+    uint64_t begin = kTimed ? now_ns() : 0;
+    for (int i = 0; i < count; ++i) {
+      ops[i].fn(ops[i].args, w);
+      const uint64_t done = kTimed ? now_ns() : 0;
+      barrier();
+      if constexpr (kTimed) {
+        const uint64_t end = now_ns();
+        timers[i].calls += 1;
+        timers[i].ns += done - begin;
+        timers[i].wait_ns += end - done;
+        begin = end;
+      }
+    }
+  }
+
+  void start() {
+    threads_.clear();  // after a fork these are threads of the parent
+    arrived_ = 0;
+    forks_seen_ = fork_count.load();
+    const uint32_t seen = job_.value.load();
+    const std::vector<int> cpus = usable_cpus();
+    const bool pin = pin_ && static_cast<int>(cpus.size()) >= size_;
+    for (int i = 1; i < size_; ++i) {
+      auto* boot = new Boot{this, &workers_[i], seen};
+      pthread_t t;
+      if (pthread_create(&t, nullptr, &Team::main, boot) != 0) {
+        delete boot;
+        abandon(i);
+        return;
+      }
+      if (pin) pin_to(t, cpus[static_cast<size_t>(i)]);
+      threads_.push_back(t);
+    }
+    if (pin) pin_to(pthread_self(), cpus[0]);
+  }
+
+  // The machine refuses another thread: go on with those that exist.
+  void abandon(int size) {
+    size_ = size;
+    for (int i = 0; i < size; ++i) workers_[i].num_threads_ = size;
+  }
+
+  struct Boot {
+    Team* team;
+    Worker* worker;
+    uint32_t seen;
+  };
+
+  static void* main(void* p) {
+    std::unique_ptr<Boot> boot(static_cast<Boot*>(p));
+    Team& team = *boot->team;
+    uint32_t seen = boot->seen;
+    for (;;) {
+      team.job_.wait_between_runs(seen);
+      ++seen;
+      if (team.stop_) return nullptr;
+      team.enter<false>(*boot->worker, team.ops_, team.count_, nullptr);
+    }
+  }
+
+  int size_;
+  bool pin_;
+  std::unique_ptr<Worker[]> workers_;
+  std::vector<pthread_t> threads_;
+  int forks_seen_ = 0;
+  const Op* ops_ = nullptr;
+  int count_ = 0;
+  bool stop_ = false;
+  Signal job_;
+  Signal meet_;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> counter_{0};
+};
+
+void Worker::barrier() { team_->barrier(); }
+
+int Worker::take(int count) { return team_->take(count); }
+
+Range Worker::share(int n, int align) const {
+  const int64_t units = (static_cast<int64_t>(n) + align - 1) / align;
+  const int begin = static_cast<int>(std::min<int64_t>(n, units * thread_ / num_threads_ * align));
+  const int end = static_cast<int>(std::min<int64_t>(n, units * (thread_ + 1) / num_threads_ * align));
+  return {begin, end};
+}
+
+void* Worker::scratch(size_t bytes) {
+  if (bytes > scratch_bytes_) {
+    free(scratch_);
+    scratch_bytes_ = (bytes + 4095) / 4096 * 4096;
+    scratch_ = aligned_alloc(64, scratch_bytes_);
+    if (!scratch_) abort();
+  }
+  return scratch_;
+}
+
+namespace {
+
+std::mutex& team_mutex() {
+  static auto* m = new std::mutex;  // never destroyed: worker threads may outlive static destructors
+  return *m;
+}
+
+Team*& team_slot() {
+  static Team* team = nullptr;
+  return team;
+}
+
+Team& team() {
+  Team*& t = team_slot();
+  if (!t) {
+    pthread_atfork(
+        [] { team_mutex().lock(); }, [] { team_mutex().unlock(); },
+        [] {
+          fork_count.fetch_add(1);
+          team_mutex().unlock();
+        });
+    t = new Team(num_usable_cpus(), false);
+  }
+  return *t;
+}
+
+}  // namespace
+
+int num_usable_cpus() {
+  static const int count = static_cast<int>(usable_cpus().size());  // before any pinning narrows it
+  return count;
+}
+
+int team_size() {
+  std::lock_guard<std::mutex> lock(team_mutex());
+  return team().size();
+}
+
+void set_team(int size, bool pin) {
+  num_usable_cpus();
+  std::lock_guard<std::mutex> lock(team_mutex());
+  team();
+  delete team_slot();
+  team_slot() = new Team(size, pin);
+}
+
+void run_ops(const Op* ops, int count, OpTimer* timers) {
+  if (count == 0) return;
+  std::lock_guard<std::mutex> lock(team_mutex());
+  team().run(ops, count, timers);
+}
+
+}  // namespace rootlet
