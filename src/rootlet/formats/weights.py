@@ -1,0 +1,62 @@
+"""The door to weights: `open_weights` for whatever `path` is, `check_tensors` for what a model needs. No torch, nothing copied."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from rootlet.core.errors import BadModelFile
+from rootlet.formats.gguf import is_gguf
+from rootlet.formats.gguf_split import gguf_files
+from rootlet.formats.gguf_weights import GGUFWeights
+from rootlet.formats.safetensors import SafetensorsWeights
+from rootlet.formats.tensor import RawTensor, WeightFile, dequantize
+
+__all__ = ["RawTensor", "WeightFile", "check_tensors", "dequantize", "is_gguf_model", "open_weights"]
+
+_log = logging.getLogger(__name__)
+
+
+def is_gguf_model(path: Path) -> bool:
+    """Whether `path` means a GGUF model (else safetensors). Raises: BadModelFile if it does not exist or holds both, or several."""
+    if not path.exists():
+        raise BadModelFile(f"{path}: no such file or folder.")
+    if path.is_file():
+        return is_gguf(path)
+    found = gguf_files(path)
+    if found and any(path.glob("*.safetensors")):
+        raise BadModelFile(f"{path.name}: the folder holds a GGUF model ({found[0].name}) and safetensors; give the GGUF file, or move it away.")
+    return bool(found)
+
+
+def open_weights(path: Path) -> WeightFile:
+    """Map the model at `path`: GGUF file, any piece of a split, safetensors file, or a folder with one model.
+
+    Raises: BadModelFile naming the file, the tensor and what was expected (missing, mixed or truncated pieces, unknown types, two models).
+    """
+    if is_gguf_model(path):
+        return GGUFWeights(path)
+    if path.is_file() and path.suffix != ".safetensors":
+        raise BadModelFile(f"{path.name}: neither a GGUF nor a safetensors file.")
+    return SafetensorsWeights(path)
+
+
+def check_tensors(weights: WeightFile, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that `weights` holds every tensor of `expected` with its shape. Extra ones are logged once.
+
+    Raises: BadModelFile naming the first tensors that are missing or have another shape.
+    """
+    present = set(weights.names())
+    missing = [name for name in expected if name not in present]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise BadModelFile(
+            f"{weights.label}: missing tensors: {', '.join(missing[:3])}{more}; the model needs {len(expected)} tensors, the file has {len(present)}."
+        )
+    for name, shape in expected.items():
+        if weights.shape(name) != shape:
+            raise BadModelFile(f"{weights.label}: tensor {name} has shape {list(weights.shape(name))}, expected {list(shape)}.")
+    extra = [name for name in present if name not in expected and not name.endswith("rotary_emb.inv_freq")]
+    if extra:
+        _log.warning("unused_tensors file=%s count=%d first=%s", weights.label, len(extra), sorted(extra)[0])
