@@ -1,0 +1,110 @@
+"""Which cached prefix goes first: the policies, and the one heap that serves them all.
+
+A policy maps a node to a key; the smallest key is evicted first, older nodes (`seq`) first among equals. Keys come from a tick counter and
+never from the clock or from hash order, so two instances that saw the same calls evict the same nodes.
+
+The heap is lazy: it is never searched or repaired in place. Entries are checked when they surface:
+
+    dead, locked or grown children   -> dropped; the tree offers the node again when it becomes an evictable leaf
+    key has changed                  -> put back with its present key (monotone policies) or dropped (others)
+    else                             -> the victim
+
+Putting back is right only if keys never fall, since a node whose key fell would surface too late. Policies say so with `monotone`; for the
+others every touch of a candidate adds an entry, and the heap is compacted when stale ones outnumber the nodes. A victim costs O(log n).
+Does not know pages or locks beyond `UnifiedTreeNode.evictable_leaf`. Source: SGLang `mem_cache/evict_policy.py` for the set of policies.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rootlet.cache.node import UnifiedTreeNode
+from rootlet.core.registry import Registry
+
+EvictionKey: TypeAlias = tuple[int, ...]
+_Entry: TypeAlias = tuple[EvictionKey, int, int, UnifiedTreeNode]  # key, node.seq, number of the offer (so that nodes never compare), node
+
+SLRU_HITS = 2
+_SLACK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionPolicy:
+    """`key`: smaller goes first. `monotone`: the key of a node never falls while it lives."""
+
+    key: Callable[[UnifiedTreeNode], EvictionKey]
+    monotone: bool = True
+
+
+POLICIES: Registry[EvictionPolicy] = Registry("eviction policy")
+POLICIES.register("lru")(EvictionPolicy(lambda node: (node.tick,)))
+POLICIES.register("lfu")(EvictionPolicy(lambda node: (node.hits, node.tick)))
+POLICIES.register("fifo")(EvictionPolicy(lambda node: (node.created,)))
+POLICIES.register("mru")(EvictionPolicy(lambda node: (-node.tick,), monotone=False))
+POLICIES.register("filo")(EvictionPolicy(lambda node: (-node.created,)))
+POLICIES.register("priority")(EvictionPolicy(lambda node: (node.priority, node.tick)))
+POLICIES.register("slru")(EvictionPolicy(lambda node: (node.hits >= SLRU_HITS, node.tick)))
+
+
+class LazyHeap:
+    """Candidates for eviction under one policy. The tree calls `offer` when a node becomes an evictable leaf and `touch` when it was used."""
+
+    __slots__ = ("_entries", "_key", "_monotone", "_num_offers")
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._key = policy.key
+        self._monotone = policy.monotone
+        self._entries: list[_Entry] = []
+        self._num_offers = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def offer(self, node: UnifiedTreeNode) -> None:
+        """`node` may be evicted from now on. A monotone heap keeps one entry a node, whose key may lag behind."""
+        if self._monotone and node.queued:
+            return
+        node.queued = True
+        self._num_offers += 1
+        heapq.heappush(self._entries, (self._key(node), node.seq, self._num_offers, node))
+
+    def touch(self, node: UnifiedTreeNode, *, num_nodes: int) -> None:
+        """The key of `node` may have changed. `num_nodes` of the tree bounds how many stale entries may gather."""
+        if self._monotone or not node.evictable_leaf:
+            return
+        self.offer(node)
+        if len(self._entries) > 2 * num_nodes + _SLACK:
+            self._compact()
+
+    def pop(self) -> UnifiedTreeNode | None:
+        """Take the evictable leaf with the smallest key out of the heap; None when there is none. O(log n) amortised."""
+        while self._entries:
+            key, seq, offer, node = heapq.heappop(self._entries)
+            if not node.evictable_leaf:
+                node.queued = False
+            elif (now := self._key(node)) == key:
+                node.queued = False
+                return node
+            elif self._monotone:
+                heapq.heappush(self._entries, (now, seq, offer, node))
+        return None
+
+    def check(self, leaves: Iterable[UnifiedTreeNode]) -> None:
+        """E1: every evictable leaf is in the heap, under a key that lets it surface in time."""
+        best: dict[int, EvictionKey] = {}
+        for key, seq, _, _ in self._entries:
+            best[seq] = min(key, best.get(seq, key))
+        exact = {(key, seq) for key, seq, _, _ in self._entries}
+        for node in leaves:
+            now = self._key(node)
+            held = node.seq in best and best[node.seq] <= now if self._monotone else (now, node.seq) in exact
+            assert held, f"E1: evictable leaf {node} is not among the candidates"
+
+    def _compact(self) -> None:
+        """Keep one valid entry a node. Runs after at least as many pushes as it keeps entries: O(1) a push."""
+        valid = {entry[1]: entry for entry in self._entries if entry[3].evictable_leaf and entry[0] == self._key(entry[3])}
+        self._entries = list(valid.values())
+        heapq.heapify(self._entries)

@@ -1,0 +1,70 @@
+"""A node of the radix tree: an edge of whole pages, and what each component keeps for it.
+
+Plain state; `tree_core` is the only writer. A split keeps the node object as the LOWER part, because locks and handles name a node by its end,
+and an end never moves:
+
+    before   parent --[a b c d e f]--> node           start 0, end 6
+    after    parent --[a b]--> upper --[c d e f]--> node   upper: new object, end 2; node: start 2, end 6
+
+Locks pin the anchor only. `active` (pinned, or above a pinned node) is kept by counting active children, so a lock touches just the nodes
+that become active; it is what the field calls lock_ref > 0.
+"""
+
+from __future__ import annotations
+
+from rootlet.cache.types import PageArray
+from rootlet.core.types import Namespace
+
+
+class UnifiedTreeNode:
+    """Every slot has a declared rule for what a split does with it; tests/unit/cache lists them."""
+
+    __slots__ = (
+        "active_children",  # children that are active
+        "alive",  # False once removed: a handle to it is stale
+        "children",  # first page of the child's key -> child
+        "created",  # tick of creation
+        "end",  # tokens from the root to the end of this node
+        "full_pages",  # FullComponent: page ids, one for each page of the key
+        "hits",  # requests that used this node
+        "key",  # the edge: int32 bytes, whole pages, empty for a root
+        "namespace",  # of a root; None elsewhere
+        "parent",
+        "pins",  # live locks anchored here
+        "priority",  # highest priority of a request that inserted over it
+        "queued",  # has an entry in the heap of eviction candidates
+        "seq",  # order of creation of the object: breaks ties
+        "start",  # tokens from the root to the start of this node
+        "tick",  # last use (a counter, no wall clock)
+    )
+
+    def __init__(self, *, seq: int, tick: int, key: bytes, start: int, end: int, parent: UnifiedTreeNode | None) -> None:
+        self.seq = seq
+        self.tick = tick
+        self.created = tick
+        self.key = key
+        self.start = start
+        self.end = end
+        self.parent = parent
+        self.namespace: Namespace | None = None
+        self.children: dict[bytes, UnifiedTreeNode] = {}
+        self.full_pages: PageArray | None = None
+        self.hits = 0
+        self.priority = 0
+        self.pins = 0
+        self.active_children = 0
+        self.alive = True
+        self.queued = False
+
+    @property
+    def active(self) -> bool:
+        """On the path of a live lock."""
+        return self.pins > 0 or self.active_children > 0
+
+    @property
+    def evictable_leaf(self) -> bool:
+        """E1: may be removed now."""
+        return self.alive and not self.children and not self.active and self.parent is not None
+
+    def __repr__(self) -> str:
+        return f"UnifiedTreeNode(#{self.seq} [{self.start}, {self.end}) pins={self.pins} hits={self.hits} children={len(self.children)})"
