@@ -1,0 +1,42 @@
+"""Every environment variable that is not a config knob (those are ROOTLET_<FIELD>, read by `config/load.py`). The only reader of `os.environ`.
+
+    ROOTLET_CHECK=1              costly invariants after every tick
+    ROOTLET_TEST_EXECUTOR=name   replaces the model by a fake one (`hash_lm`); for process tests only
+    ROOTLET_RUNTIME_DIR          where the private socket directory is made; default XDG_RUNTIME_DIR, else the temporary directory
+    ROOTLET_CACHE_DIR            where fetched models are kept
+    ROOTLET_CONFIG               TOML file used when no --config is given
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+PREFIX = "ROOTLET_"
+NOT_KNOBS = frozenset({"ROOTLET_CHECK", "ROOTLET_TEST_EXECUTOR", "ROOTLET_RUNTIME_DIR", "ROOTLET_CACHE_DIR", "ROOTLET_CONFIG"})
+
+
+def environment() -> Mapping[str, str]:
+    """The process environment, for the callers that pass it on as a value."""
+    return os.environ
+
+
+def check_enabled(env: Mapping[str, str] | None = None) -> bool:
+    return (env if env is not None else os.environ).get("ROOTLET_CHECK", "") not in ("", "0")
+
+
+def fake_executor(env: Mapping[str, str] | None = None) -> str | None:
+    """Name of a fake executor, or None in real life."""
+    return (env if env is not None else os.environ).get("ROOTLET_TEST_EXECUTOR") or None
+
+
+def runtime_dir(env: Mapping[str, str] | None = None) -> Path:
+    """Parent of the private socket directory. Short on purpose: a socket path holds 107 bytes."""
+    source = env if env is not None else os.environ
+    for name in ("ROOTLET_RUNTIME_DIR", "XDG_RUNTIME_DIR"):
+        path = source.get(name)
+        if path and Path(path).is_dir() and os.access(path, os.W_OK):
+            return Path(path)
+    return Path(tempfile.gettempdir())

@@ -1,0 +1,44 @@
+"""Names and seeds that the server makes up: the only place (with `clock`) where chance enters (architecture D15).
+
+Called by the front. Inject another `IdSource` to replay a log. Does not check uniqueness: the front's table does.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from typing import Protocol
+
+SEED_BITS = 63
+
+
+class IdSource(Protocol):
+    def rid(self) -> str: ...
+
+    def seed(self) -> int: ...
+
+
+class RandomIds:
+    """`rid` is unguessable, so that one client cannot abort another's request; `seed` is uniform in [0, 2**63)."""
+
+    def rid(self) -> str:
+        return uuid.uuid4().hex
+
+    def seed(self) -> int:
+        return secrets.randbits(SEED_BITS)
+
+
+class CountingIds:
+    """Deterministic, for replays and tests: r0, r1, ... and seeds 1, 2, ..."""
+
+    def __init__(self) -> None:
+        self._num_rids = 0
+        self._num_seeds = 0
+
+    def rid(self) -> str:
+        self._num_rids += 1
+        return f"r{self._num_rids - 1}"
+
+    def seed(self) -> int:
+        self._num_seeds += 1
+        return self._num_seeds

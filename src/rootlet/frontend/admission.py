@@ -1,0 +1,137 @@
+"""What the front refuses, and what it fills in, before a request costs anything: pure functions from request and capacity to the wire form.
+
+One rule for every dialect: a prompt must leave room for one token (`prompt_len < context`), else `ContextOverflow`; `max_new_tokens` is clamped
+to what the context leaves, and such a request ends with `length`. A prompt that the KV pool can never hold is `PoolOverflow`, at the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from rootlet.core.errors import ContextOverflow, DeadlineExceeded, InvalidValue, PoolOverflow, QueueFull, RequestFailed, RootletError, Unavailable
+from rootlet.core.sampling_params import SamplingParams, validate
+from rootlet.core.types import Finish, FinishKind, LogprobSpec
+from rootlet.frontend.detokenize import TokenBytes
+from rootlet.frontend.req_state import ReqState
+from rootlet.frontend.types import GenerateReq
+from rootlet.ipc.messages import DetokSpec, SchedulerReady, TokenizedGenerateReqInput
+
+MAX_RID_CHARS = 256
+
+
+def check_prompt(req: GenerateReq, input_ids: Sequence[int], ready: SchedulerReady) -> None:
+    """Length and range of the prompt. Raises `InvalidValue`, `ContextOverflow`, `PoolOverflow`; O(prompt)."""
+    prompt_len = len(input_ids)
+    if prompt_len == 0:
+        raise InvalidValue(req.param, f"{req.param} is empty: at least one token is needed")
+    if prompt_len >= ready.max_context_len:
+        raise ContextOverflow(req.param, prompt_len=prompt_len, ctx_len=ready.max_context_len)
+    if prompt_len > ready.max_prompt_len:
+        raise PoolOverflow(req.param, prompt_len=prompt_len, pool_len=ready.max_prompt_len)
+    low, high = min(input_ids), max(input_ids)
+    if low < 0 or high >= ready.vocab_size:
+        bad = low if low < 0 else high
+        raise InvalidValue(req.param, f"{req.param} holds token id {bad}, outside the vocabulary of {ready.vocab_size} (0..{ready.vocab_size - 1})")
+
+
+def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_logprobs: int) -> None:
+    """Everything but the prompt's length, so that a bad value is refused before tokenizing. Raises `InvalidValue`."""
+    if (req.prompt is None) == (req.input_ids is None):
+        raise InvalidValue(req.param, f"exactly one of text and token ids must be given as {req.param}")
+    if req.rid is not None and not (0 < len(req.rid) <= MAX_RID_CHARS and req.rid.isprintable()):
+        raise InvalidValue("rid", f"rid must be 1 to {MAX_RID_CHARS} printable characters")
+    if any(not stop for stop in req.sampling.stop):
+        raise InvalidValue("stop", "a stop string must not be empty")
+    if req.deadline_s is not None and not req.deadline_s > 0:
+        raise InvalidValue("timeout", f"the deadline must be above 0 seconds, got {req.deadline_s}")
+    validate(req.sampling, ready.vocab_size, max_n=max_n)
+    if req.logprobs is not None:
+        _check_logprobs(req.logprobs, ready.vocab_size, max_logprobs)
+
+
+def _check_logprobs(spec: LogprobSpec, vocab_size: int, max_logprobs: int) -> None:
+    if not 0 <= spec.top_n <= max_logprobs:
+        raise InvalidValue("top_logprobs", f"top_logprobs must be in [0, {max_logprobs}], got {spec.top_n} (limit: --max-logprobs)")
+    if spec.prompt_start is not None and spec.prompt_start < 0:
+        raise InvalidValue("logprob_start_len", f"the first prompt position must be at least 0, got {spec.prompt_start}")
+    for i in spec.token_ids:
+        if not 0 <= i < vocab_size:
+            raise InvalidValue("token_ids_logprob", f"token id {i} is outside the vocabulary of {vocab_size} (0..{vocab_size - 1})")
+
+
+def clamp_output(p: SamplingParams, prompt_len: int, ready: SchedulerReady) -> SamplingParams:
+    """`max_new_tokens` made a number that fits the context; `min_new_tokens` never above it."""
+    room = ready.max_context_len - prompt_len
+    max_new = room if p.max_new_tokens is None else min(p.max_new_tokens, room)
+    return msgspec.structs.replace(p, max_new_tokens=max_new, min_new_tokens=min(p.min_new_tokens, max_new))
+
+
+def left_neighbour(tokens: TokenBytes, input_ids: Sequence[int]) -> bytes:
+    """The last ordinary prompt token as int32 bytes: all that a context-dependent tokenizer needs to know of the prompt."""
+    if not tokens.left_context_dependent:
+        return b""
+    for i in reversed(input_ids):
+        if 0 <= i < tokens.vocab_size and not tokens.is_special(i):
+            return np.asarray([i], dtype="<i4").tobytes()
+    return b""
+
+
+def wire_requests(
+    req: GenerateReq, input_ids: Sequence[int], *, wire_rids: Sequence[str], seed: int, prompt_tail: bytes, ready: SchedulerReady
+) -> list[TokenizedGenerateReqInput]:
+    """One message a choice, the parent first: the others wait for its prefill (n > 1 shares one)."""
+    params = clamp_output(req.sampling, len(input_ids), ready)
+    packed = np.asarray(input_ids, dtype="<i4").tobytes()
+    detok = DetokSpec(
+        stop=params.stop,
+        include_stop=params.include_stop,
+        skip_special_tokens=params.skip_special_tokens,
+        stream=req.stream,
+        prompt_tail=prompt_tail,
+        min_new_tokens=params.min_new_tokens,
+    )
+    first = params.choice_index
+    return [
+        TokenizedGenerateReqInput(
+            rid=wire_rid,
+            input_ids=packed,
+            sampling=msgspec.structs.replace(params, seed=seed, n=1, choice_index=first + index),
+            detok=detok,
+            logprobs=req.logprobs if index == 0 or req.logprobs is None else msgspec.structs.replace(req.logprobs, prompt_start=None),
+            stream=req.stream,
+            lora_id=req.lora_id,
+            extra_key=req.extra_key,
+            cache_salt=req.cache_salt,
+            priority=req.priority,
+            parent_rid=wire_rids[0] if index else None,
+            deadline_s=req.deadline_s,
+            user=req.user,
+        )
+        for index, wire_rid in enumerate(wire_rids)
+    ]
+
+
+def refusal_of(state: ReqState, *, param: str, retry_after_s: float) -> RootletError | None:
+    """The exception for a choice that failed before it gave anything out, or None."""
+    for choice in state.choices:
+        if choice.finish is not None and choice.finish.kind is FinishKind.ERROR and not choice.token_ids:
+            return _error_of(choice.finish, param=param, retry_after_s=retry_after_s)
+    return None
+
+
+def _error_of(finish: Finish, *, param: str, retry_after_s: float) -> RootletError:
+    message = finish.message or "the request failed"
+    if finish.code == QueueFull.code:
+        return QueueFull(message, retry_after_s=retry_after_s)
+    if finish.code == DeadlineExceeded.code:
+        return DeadlineExceeded(message)
+    if finish.status == Unavailable.status:
+        return Unavailable(message, code=finish.code or Unavailable.code)
+    if 400 <= finish.status < 500:
+        error = InvalidValue(param, message)
+        error.code = finish.code or error.code
+        return error
+    return RequestFailed(message, code=finish.code or RequestFailed.code)

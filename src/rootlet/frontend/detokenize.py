@@ -1,0 +1,86 @@
+"""Token ids to text, piece by piece: bytes of each token through an incremental UTF-8 decoder.
+
+Decoding bytes, not strings, makes the stream exact by construction: the concatenation of all pieces is the decoding of all bytes, and
+U+FFFD appears only where bytes can no longer become a character. No re-decoding of a window, no comparing of prefixes.
+Owns no request table (see `detokenizer_manager`).
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+_decoder_of_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class TokenBytes(Protocol):
+    """What detokenising must know of a tokenizer.
+
+    `token_bytes(i)` = the bytes that token i adds when it is not the first of a text; b"" for ids without text. `left_context_dependent` =
+    the first piece of a text loses one leading space (SentencePiece adds one in front of every text).
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def left_context_dependent(self) -> bool: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+
+class IncrementalDetokenizer:
+    """Text of one growing token sequence. `num_chars` counts characters given out so far.
+
+    `prompt_tail`: ids left of the first token; while it holds no ordinary token, the sequence stands at the start of a text.
+    """
+
+    __slots__ = ("_at_text_start", "_decoder", "_skip_special_tokens", "_tokens", "num_chars")
+
+    def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> None:
+        self._tokens = tokens
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = _decoder_of_utf8("replace")
+        self._at_text_start = tokens.left_context_dependent and all(self._is_special(i) for i in prompt_tail)
+        self.num_chars = 0
+
+    def push(self, token_id: int) -> tuple[str, int]:
+        """Feed one token; returns (text that became certain, index of the first character that this token helps to spell)."""
+        data = self._bytes_of(token_id)
+        begun = bool(self._decoder.getstate()[0])
+        # A lead byte (not 10xxxxxx) ends a half-done character, which becomes U+FFFD in front of this token's own text.
+        cuts_off = begun and bool(data) and data[0] & 0xC0 != 0x80
+        start = self.num_chars + (1 if cuts_off else 0)
+        return self._count(self._decoder.decode(data)), start
+
+    def finish(self) -> str:
+        """The rest: U+FFFD if the sequence ends inside a character, else "". The object is done afterwards."""
+        return self._count(self._decoder.decode(b"", True))
+
+    def _count(self, text: str) -> str:
+        self.num_chars += len(text)
+        return text
+
+    def _is_special(self, token_id: int) -> bool:
+        return not 0 <= token_id < self._tokens.vocab_size or self._tokens.is_special(token_id)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self._tokens.vocab_size:
+            return b""  # padding rows of the embedding matrix have an id but no text
+        special = self._tokens.is_special(token_id)
+        if special and self._skip_special_tokens:
+            return b""
+        data = self._tokens.token_bytes(token_id)
+        if self._at_text_start and data and not special:
+            self._at_text_start = False
+            return data.removeprefix(b" ")
+        return data
+
+
+def detokenize(tokens: TokenBytes, token_ids: Sequence[int], *, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> str:
+    """Text of a whole sequence; equals the concatenation of the pieces of `IncrementalDetokenizer`."""
+    state = IncrementalDetokenizer(tokens, skip_special_tokens=skip_special_tokens, prompt_tail=prompt_tail)
+    return "".join([state.push(i)[0] for i in token_ids]) + state.finish()
