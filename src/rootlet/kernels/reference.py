@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rootlet.kernels import reference_attention, reference_sampling
 from rootlet.kernels.ops import AttentionMeta, KVLayer, Weight
 from rootlet.kernels.reference_blocks import dequantize_rows, is_block, quantize_activations
 
@@ -66,7 +67,8 @@ class ReferenceTable:
     def rope(self, x: Tensor, positions: Tensor, cos_sin: Tensor, head_dim: int, interleaved: bool) -> Tensor:
         half = cos_sin.shape[1] // 2
         heads = x.reshape(x.shape[0], -1, head_dim)
-        cos, sin = cos_sin[positions.to(torch.int64)].unsqueeze(1).split(half, dim=-1)
+        rotation = cos_sin[positions.to(torch.int64)].unsqueeze(1)
+        cos, sin = rotation[..., :half], rotation[..., half:]
         out = heads.clone()
         rotary = out[..., : 2 * half]
         if interleaved:
@@ -88,16 +90,10 @@ class ReferenceTable:
         return x[rows.to(torch.int64)]
 
     def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, out_cache_loc: Tensor) -> None:
-        from rootlet.kernels import reference_attention
-
         reference_attention.store_kv(k, v, layer, out_cache_loc)
 
     def attention(self, q: Tensor, layer: KVLayer, meta: AttentionMeta, scale: float, window: int | None = None) -> Tensor:
-        from rootlet.kernels import reference_attention
-
         return reference_attention.attention(q, layer, meta, scale, window)
 
     def sample(self, logits: Tensor, state: Any) -> None:
-        from rootlet.kernels import reference_sampling
-
         reference_sampling.sample(logits, state)

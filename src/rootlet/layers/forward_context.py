@@ -8,24 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
-from torch import Tensor
-
-
-class LayerAttention(Protocol):
-    """The part of an attention backend that a layer calls: write K/V of the step's tokens, then attend."""
-
-    def attend(self, layer_id: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor: ...
+from rootlet.attention.base import AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """`input_ids`, `positions`: int32 [T] of the step."""
+    """`attention` is planned for the step; the pool and the tables behind it are its own business."""
 
-    attention: LayerAttention
-    input_ids: Tensor
-    positions: Tensor
+    attention: AttentionBackend
 
 
 _current: ForwardContext | None = None

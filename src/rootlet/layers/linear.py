@@ -6,6 +6,7 @@ One wide matrix product a layer is faster than three narrow ones; its rows are c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -41,3 +42,8 @@ class Linear:
     def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """x [T, K] -> [T, N]."""
         return ops.table().linear(x, self.weight, self.bias, residual)
+
+    def split(self, y: Tensor) -> tuple[Tensor, ...]:
+        """y [T, N] of a fused layer -> the part of each projection, as views."""
+        ends = list(accumulate(self.rows))
+        return tuple(y[:, end - n : end] for end, n in zip(ends, self.rows, strict=True))

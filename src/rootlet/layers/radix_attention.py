@@ -1,4 +1,4 @@
-"""`RadixAttention`: attention of one layer over the paged KV that the radix tree shares. It holds the layer's constants; the backend does the work."""
+"""`RadixAttention`: attention of one layer over the paged KV that the radix tree shares. It holds constants; the backend does the work."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ class RadixAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, H * D], k, v [T, Hkv * D] -> [T, H * D]; k and v are stored at the step's slots first."""
-        return current().attention.attend(self.layer_id, q, k, v, scale=self.scale, window=self.window)
+        return current().attention.attend(self, q, k, v)

@@ -4,7 +4,7 @@
     linear      f_i / factor
     llama3      long wavelengths are divided by factor, short ones kept, between them a straight blend
     yarn        as llama3, with the blend over the dimension index; cos and sin scaled by the attention factor
-    factors     f_i / factors_i, given one by one by the file (GGUF rope_freqs, longrope)
+    factors     f_i / factors_i first, given one by one by the file (GGUF rope_freqs); then the kind
 Sources: RoFormer; Llama 3 and YaRN papers; names of the fields as in Hugging Face configs. Does not rotate: that is `ops.rope`.
 """
 
@@ -44,10 +44,10 @@ def _yarn(rope: RopeConfig, freqs: Tensor) -> Tensor:
     return stretched * freqs / rope.factor + (1.0 - stretched) * freqs
 
 
-def _frequencies(rope: RopeConfig, factors: Tensor | None) -> Tensor:
+def _frequencies(rope: RopeConfig) -> Tensor:
     freqs = _base_frequencies(rope)
-    if factors is not None:
-        return freqs / factors.to(torch.float64)
+    if rope.factors:
+        freqs = freqs / torch.tensor(rope.factors, dtype=torch.float64)
     if rope.kind == "default":
         return freqs
     if rope.kind == "linear":
@@ -56,7 +56,7 @@ def _frequencies(rope: RopeConfig, factors: Tensor | None) -> Tensor:
         return _llama3(rope, freqs)
     if rope.kind == "yarn":
         return _yarn(rope, freqs)
-    raise BadModelFile(f"rope kind {rope.kind!r} is not supported (known: none, default, linear, llama3, yarn, or factors in the file)")
+    raise BadModelFile(f"rope kind {rope.kind!r} is not supported (known: none, default, linear, llama3, yarn)")
 
 
 def _magnitude(rope: RopeConfig) -> float:
@@ -65,9 +65,9 @@ def _magnitude(rope: RopeConfig) -> float:
     return 0.1 * math.log(rope.factor) + 1.0 if rope.kind == "yarn" and rope.factor > 1.0 else 1.0
 
 
-def cos_sin_table(rope: RopeConfig, max_len: int, factors: Tensor | None = None) -> Tensor:
-    """float32 [max_len, rotary_dim]: cosines of the rotary_dim/2 frequencies, then sines. `factors` [rotary_dim/2]. Raises `BadModelFile`."""
-    angles = torch.outer(torch.arange(max_len, dtype=torch.float64), _frequencies(rope, factors))
+def cos_sin_table(rope: RopeConfig, max_len: int) -> Tensor:
+    """float32 [max_len, rotary_dim]: cosines of the rotary_dim/2 frequencies, then sines. Raises `BadModelFile` on an unknown kind."""
+    angles = torch.outer(torch.arange(max_len, dtype=torch.float64), _frequencies(rope))
     return (torch.cat((angles.cos(), angles.sin()), dim=-1) * _magnitude(rope)).to(torch.float32)
 
 
@@ -76,8 +76,8 @@ class RotaryEmbedding:
 
     __slots__ = ("cos_sin", "head_dim", "interleaved")
 
-    def __init__(self, rope: RopeConfig, head_dim: int, max_len: int, *, factors: Tensor | None = None) -> None:
-        self.cos_sin = cos_sin_table(rope, max_len, factors)
+    def __init__(self, rope: RopeConfig, head_dim: int, max_len: int) -> None:
+        self.cos_sin = cos_sin_table(rope, max_len)
         self.head_dim = head_dim
         self.interleaved = rope.interleaved
 

@@ -20,8 +20,6 @@ from rootlet.layers.rope import RotaryEmbedding
 from rootlet.layers.weights import WeightSource
 from rootlet.models.causal_lm import CausalLM
 
-ROPE_FACTORS = "rope_freqs.weight"
-
 
 class LlamaAttention:
     __slots__ = ("attention", "k_norm", "o_proj", "q_norm", "qkv_proj", "rope")
@@ -42,7 +40,7 @@ class LlamaAttention:
         return RMSNorm.load(source, name, size=config.head_dim, eps=config.rms_eps) if config.qk_norm else None
 
     def __call__(self, x: Tensor, positions: Tensor, *, residual: Tensor) -> Tensor:
-        q, k, v = self.qkv_proj(x).split(self.qkv_proj.rows, dim=-1)
+        q, k, v = self.qkv_proj.split(self.qkv_proj(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.per_head(q), self.k_norm.per_head(k)
         if self.rope is not None:
@@ -68,8 +66,5 @@ class LlamaLayer:
 
 def build(config: ModelConfig, source: WeightSource, *, max_len: int) -> CausalLM:
     """Loads a model of this family for positions below `max_len`."""
-    rope = None
-    if config.rope.kind != "none":
-        factors = source.vector((ROPE_FACTORS,), (config.rope.rotary_dim // 2,)) if source.has(ROPE_FACTORS) else None
-        rope = RotaryEmbedding(config.rope, config.head_dim, max_len, factors=factors)
+    rope = None if config.rope.kind == "none" else RotaryEmbedding(config.rope, config.head_dim, max_len)
     return CausalLM(config, source, lambda layer_id: LlamaLayer(config, source, layer_id, rope=rope))
