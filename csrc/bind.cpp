@@ -89,7 +89,10 @@ void bind_elementwise(nb::module_& m) {
 
 }  // namespace
 
+void bind_ops_b(nb::module_& m);  // attention, sampling
+
 NB_MODULE(_native, m) {
+  bind_ops_b(m);
   bind_tape(m);
   bind_team(m);
   bind_elementwise(m);

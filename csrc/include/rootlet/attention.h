@@ -1,0 +1,41 @@
+// Argument blocks of the attention ops. Shapes: KVLayer ("blocked") and AttentionMeta in src/rootlet/kernels/ops.py.
+#pragma once
+#include "rootlet/tensor_args.h"
+
+namespace rootlet {
+
+inline constexpr int kKeyBlock = 16;      // keys that lie side by side for each dimension
+inline constexpr int kCut = 128;          // positions a softmax cut spans: the grid of the definition
+inline constexpr int kMaxHeadDim = 512;
+inline constexpr int kWorkItemWords = 8;  // q_begin, q_count, kv_head, batch_index, kv_begin, kv_len, 0, 0
+
+struct StoreKvArgs {
+  const float* k;  // [T, kv_heads * dim], rows k_stride apart
+  const float* v;
+  int64_t k_stride, v_stride;
+  void* k_pages;  // [pages, kv_heads, page_size/16, dim, 16]
+  void* v_pages;  // [pages, kv_heads, page_size, dim]
+  const int32_t* slots;  // [T]
+  Count tokens;
+  int32_t kv_heads, dim, page_size, half;  // half: pages hold f16, else f32
+};
+
+struct AttentionArgs {
+  const float* q;  // [T, heads * dim], rows q_stride apart
+  int64_t q_stride;
+  float* out;
+  const void* k_pages;
+  const void* v_pages;
+  const int32_t* page_table;  // [rows, page_stride]
+  const int32_t* row_ids;
+  const int32_t* qo_indptr;
+  const int32_t* prefix_lens;
+  const int32_t* work;  // [num_work, 8]
+  const int32_t* num_work;
+  int64_t page_stride;
+  int32_t heads, kv_heads, dim, page_size, half;
+  int32_t window;  // 0 = all keys
+  float scale;
+};
+
+}  // namespace rootlet
