@@ -13,12 +13,15 @@
 #include "rootlet/dispatch.h"
 #include "rootlet/elementwise.h"
 #include "rootlet/graph.h"
+#include "rootlet/linear.h"
+#include "rootlet/packed.h"
 #include "rootlet/threads.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using rootlet::Count;
 using rootlet::OpRef;
+using rootlet::PackedWeight;
 using rootlet::RowSpace;
 using rootlet::Tape;
 
@@ -79,12 +82,101 @@ void bind_team(nb::module_& m) {
 
 void bind_elementwise(nb::module_& m) {
   m.def(
+      "embedding",
+      [](Tape* tape, int kind, Address ids, Address table, Address out, int rows, int space, int vocab, int k) {
+        static OpRef op("embedding");
+        submit(tape, op,
+               rootlet::EmbeddingArgs{count_of(tape, rows, space), static_cast<rootlet::WeightKind>(kind), vocab, k, at<int32_t>(ids),
+                                      at<uint8_t>(table), at<float>(out)});
+      },
+      "tape"_a.none(), "kind"_a, "ids"_a, "table"_a, "out"_a, "rows"_a, "space"_a, "vocab"_a, "k"_a);
+  m.def(
+      "rms_norm",
+      [](Tape* tape, Address x, int64_t x_stride, Address weight, Address out, int rows, int space, int heads, int n, float eps) {
+        static OpRef op("rms_norm");
+        submit(tape, op, rootlet::NormArgs{count_of(tape, rows, space), heads, n, at<float>(x), x_stride, at<float>(weight), eps, at<float>(out)});
+      },
+      "tape"_a.none(), "x"_a, "x_stride"_a, "weight"_a, "out"_a, "rows"_a, "space"_a, "heads"_a, "n"_a, "eps"_a);
+  m.def(
+      "rope",
+      [](Tape* tape, Address x, int64_t x_stride, Address positions, Address cos_sin, Address out, int rows, int space, int heads, int head_dim,
+         int rotary_dim, int max_len, bool interleaved) {
+        static OpRef op("rope");
+        submit(tape, op,
+               rootlet::RopeArgs{count_of(tape, rows, space), heads, head_dim, rotary_dim, max_len, interleaved, at<float>(x), x_stride,
+                                 at<int32_t>(positions), at<float>(cos_sin), at<float>(out)});
+      },
+      "tape"_a.none(), "x"_a, "x_stride"_a, "positions"_a, "cos_sin"_a, "out"_a, "rows"_a, "space"_a, "heads"_a, "head_dim"_a, "rotary_dim"_a,
+      "max_len"_a, "interleaved"_a);
+  m.def(
+      "silu_and_mul",
+      [](Tape* tape, Address x, int64_t x_stride, Address out, int rows, int space, int n) {
+        static OpRef op("silu_and_mul");
+        submit(tape, op, rootlet::SiluArgs{count_of(tape, rows, space), n, at<float>(x), x_stride, at<float>(out)});
+      },
+      "tape"_a.none(), "x"_a, "x_stride"_a, "out"_a, "rows"_a, "space"_a, "n"_a);
+  m.def(
       "add",
       [](Tape* tape, Address x, int64_t x_stride, Address y, int64_t y_stride, Address out, int rows, int space, int n) {
         static OpRef op("add");
         submit(tape, op, rootlet::AddArgs{count_of(tape, rows, space), n, at<float>(x), x_stride, at<float>(y), y_stride, at<float>(out)});
       },
       "tape"_a.none(), "x"_a, "x_stride"_a, "y"_a, "y_stride"_a, "out"_a, "rows"_a, "space"_a, "n"_a);
+  m.def(
+      "gather_rows",
+      [](Tape* tape, Address x, int64_t x_stride, Address index, Address out, int rows, int space, int n, int num_source_rows) {
+        static OpRef op("gather_rows");
+        submit(tape, op,
+               rootlet::GatherArgs{count_of(tape, rows, space), n, num_source_rows, at<float>(x), x_stride, at<int32_t>(index), at<float>(out)});
+      },
+      "tape"_a.none(), "x"_a, "x_stride"_a, "index"_a, "out"_a, "rows"_a, "space"_a, "n"_a, "num_source_rows"_a);
+}
+
+OpRef& gemm_op(rootlet::WeightKind kind) {
+  static OpRef ops[] = {OpRef("gemm_f32"),  OpRef("gemm_f16"),  OpRef("gemm_bf16"), OpRef("gemm_q4_0"),
+                        OpRef("gemm_q4_1"), OpRef("gemm_q5_0"), OpRef("gemm_q5_1"), OpRef("gemm_q8_0")};
+  return ops[static_cast<int>(kind)];
+}
+
+void bind_linear(nb::module_& m) {
+  nb::class_<PackedWeight>(m, "PackedWeight")
+      .def_prop_ro("kind", [](const PackedWeight& w) { return static_cast<int>(w.kind()); })
+      .def_prop_ro("n", &PackedWeight::n)
+      .def_prop_ro("k", &PackedWeight::k)
+      .def_prop_ro("nbytes", &PackedWeight::bytes);
+  m.def(
+      "pack",
+      [](int kind, int n, int k, Address source) { return new PackedWeight(static_cast<rootlet::WeightKind>(kind), n, k, at<uint8_t>(source)); },
+      "kind"_a, "n"_a, "k"_a, "source"_a, nb::rv_policy::take_ownership, nb::call_guard<nb::gil_scoped_release>());
+  m.def("row_bytes", [](int kind, int k) { return rootlet::row_bytes(static_cast<rootlet::WeightKind>(kind), k); });
+  m.def(
+      "quantize",
+      [](Tape* tape, Address x, int64_t x_stride, Address q, Address scales, int rows, int space, int k) {
+        static OpRef op("quantize");
+        submit(tape, op,
+               rootlet::QuantizeArgs{count_of(tape, rows, space), k, at<float>(x), x_stride, at<int8_t>(q), at<rootlet::ActScale>(scales)});
+      },
+      "tape"_a.none(), "x"_a, "x_stride"_a, "q"_a, "scales"_a, "rows"_a, "space"_a, "k"_a);
+  m.def(
+      "gemm",
+      [](Tape* tape, const PackedWeight& w, Address x, int64_t x_stride, Address scales, Address bias, Address residual, int64_t residual_stride,
+         Address out, int rows, int space) {
+        rootlet::LinearArgs a{};
+        a.rows = count_of(tape, rows, space);
+        a.n = w.n();
+        a.k = w.k();
+        a.packed = w.data();
+        a.x = at<float>(x);
+        a.x_stride = x_stride;
+        a.q = at<int8_t>(x);
+        a.scales = at<rootlet::ActScale>(scales);
+        a.bias = at<float>(bias);
+        a.residual = at<float>(residual);
+        a.residual_stride = residual_stride;
+        a.out = at<float>(out);
+        submit(tape, gemm_op(w.kind()), a);
+      },
+      "tape"_a.none(), "w"_a, "x"_a, "x_stride"_a, "scales"_a, "bias"_a, "residual"_a, "residual_stride"_a, "out"_a, "rows"_a, "space"_a);
 }
 
 }  // namespace
@@ -96,4 +188,5 @@ NB_MODULE(_native, m) {
   bind_tape(m);
   bind_team(m);
   bind_elementwise(m);
+  bind_linear(m);
 }

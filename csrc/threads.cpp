@@ -31,6 +31,7 @@ constexpr int kBarrierPauses = 4000;
 constexpr int kBarrierYields = 200;
 
 std::atomic<int> fork_count{0};
+thread_local bool caller_pinned = false;
 
 uint64_t now_ns() {
   timespec t;
@@ -54,7 +55,7 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-std::vector<int> usable_cpus() {
+std::vector<int> read_usable_cpus() {
   std::vector<int> cpus;
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) {
@@ -66,10 +67,16 @@ std::vector<int> usable_cpus() {
   return cpus;
 }
 
-void pin_to(pthread_t thread, int cpu) {
+// Read once, before any pinning of ours narrows it.
+const std::vector<int>& usable_cpus() {
+  static const std::vector<int> cpus = read_usable_cpus();
+  return cpus;
+}
+
+void allow_cpus(pthread_t thread, const std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
+  for (int cpu : cpus) CPU_SET(cpu, &set);
   pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
@@ -190,8 +197,10 @@ class Team {
     arrived_ = 0;
     forks_seen_ = fork_count.load();
     const uint32_t seen = job_.value.load();
-    const std::vector<int> cpus = usable_cpus();
+    const std::vector<int>& cpus = usable_cpus();
     const bool pin = pin_ && static_cast<int>(cpus.size()) >= size_;
+    if (!pin && caller_pinned) allow_cpus(pthread_self(), cpus);
+    caller_pinned = pin;
     for (int i = 1; i < size_; ++i) {
       auto* boot = new Boot{this, &workers_[i], seen};
       pthread_t t;
@@ -200,10 +209,10 @@ class Team {
         abandon(i);
         return;
       }
-      if (pin) pin_to(t, cpus[static_cast<size_t>(i)]);
+      if (pin) allow_cpus(t, {cpus[static_cast<size_t>(i)]});
       threads_.push_back(t);
     }
-    if (pin) pin_to(pthread_self(), cpus[0]);
+    if (pin) allow_cpus(pthread_self(), {cpus[0]});
   }
 
   // The machine refuses another thread: go on with those that exist.
@@ -293,10 +302,7 @@ Team& team() {
 
 }  // namespace
 
-int num_usable_cpus() {
-  static const int count = static_cast<int>(usable_cpus().size());  // before any pinning narrows it
-  return count;
-}
+int num_usable_cpus() { return static_cast<int>(usable_cpus().size()); }
 
 int team_size() {
   std::lock_guard<std::mutex> lock(team_mutex());

@@ -16,13 +16,19 @@ RL_INLINE __m256i first_lanes(int n) {
 
 RL_INLINE f32x8 set1(float x) { return {_mm256_set1_ps(x)}; }
 RL_INLINE f32x8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
-RL_INLINE f32x8 load_n(const float* p, int n) { return {_mm256_maskload_ps(p, first_lanes(n))}; }
+RL_INLINE f32x8 load_n(const float* p, int n) { return n >= 8 ? load(p) : f32x8{_mm256_maskload_ps(p, first_lanes(n))}; }
 RL_INLINE f32x8 load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
 RL_INLINE f32x8 load_bf16(const uint16_t* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16))};
 }
 RL_INLINE void store(float* p, f32x8 x) { _mm256_storeu_ps(p, x.v); }
-RL_INLINE void store_n(float* p, f32x8 x, int n) { _mm256_maskstore_ps(p, first_lanes(n), x.v); }
+RL_INLINE void store_n(float* p, f32x8 x, int n) {
+  if (n >= 8) {
+    store(p, x);
+  } else {
+    _mm256_maskstore_ps(p, first_lanes(n), x.v);
+  }
+}
 RL_INLINE void store_f16(uint16_t* p, f32x8 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

@@ -1,4 +1,4 @@
-// f32x8 as plain loops: the definition. `x_n` forms touch only the first n of 8 elements; missing lanes read as +0.
+// f32x8 as plain loops: the definition. `x_n` forms touch only the first min(n, 8) elements; missing lanes read as +0.
 #pragma once
 #include "rootlet/half.h"
 
@@ -22,7 +22,7 @@ RL_INLINE void store(float* p, f32x8 x) {
   for (int i = 0; i < 8; ++i) p[i] = x.v[i];
 }
 RL_INLINE void store_n(float* p, f32x8 x, int n) {
-  for (int i = 0; i < n; ++i) p[i] = x.v[i];
+  for (int i = 0; i < 8 && i < n; ++i) p[i] = x.v[i];
 }
 RL_INLINE void store_f16(uint16_t* p, f32x8 x) {
   for (int i = 0; i < 8; ++i) p[i] = f32_to_f16(x.v[i]);

@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+// Shared by code for several instruction sets: never a linked copy, which could hold instructions that this machine lacks.
+#define RL_SHARED inline __attribute__((always_inline))
+
 namespace rootlet {
 
 // Row counts of one step, read at replay. One tape serves every batch up to its captured maximum.
@@ -23,7 +26,7 @@ enum RowSpace : int32_t { kFixed = -1, kTokens = 0, kRows = 1, kLogitRows = 2, k
 struct Count {
   const int32_t* live;
   int32_t fixed;
-  int32_t get() const { return live ? *live : fixed; }
+  RL_SHARED int32_t get() const { return live ? *live : fixed; }
 };
 
 enum class WeightKind : int32_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kNumKinds };

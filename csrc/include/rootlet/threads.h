@@ -18,8 +18,8 @@ struct Range {
 // One thread's view of the run. Methods are out of line on purpose: a header inline compiled for one instruction set must not be linked into another.
 class Worker {
  public:
-  int thread() const { return thread_; }
-  int num_threads() const { return num_threads_; }
+  RL_SHARED int thread() const { return thread_; }
+  RL_SHARED int num_threads() const { return num_threads_; }
 
   // All workers meet. Resets `take`'s counter. An op that has phases calls it an equal number of times on every worker.
   void barrier();

@@ -1,0 +1,187 @@
+// The quantised tile on AVX2. Meaning: gemm_q_scalar.h.
+//
+// A dword broadcast is 4 k of one row; maddubs(weights, broadcast) gives int16 pairs. |15 * 127 * 2| * 8 < 2^15, so a whole 4-bit block accumulates in
+// int16; 5-bit blocks in two halves (31 * 127 * 2 * 4 < 2^15); 8-bit products (sign trick) widen at once. All of it is exact, so order is free.
+// The low-nibble vectors serve all rows before the high ones: few live registers. The empty asm statements pin each accumulation where it stands;
+// without them GCC hoists the products of a whole block and spills 25 of them (measured: 40 instead of 65-84 GMAC/s).
+// Registers at R = 4: 8 int16 accumulators, 2 weights, mask, broadcast, 2 products. Float accumulators live in L1: one load and store a block.
+#pragma once
+#include <immintrin.h>
+
+#include "rootlet/quant_formats.h"
+#include "rootlet/tile_loop.h"
+
+namespace rootlet::ROOTLET_ISA {
+namespace {
+
+RL_INLINE __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
+RL_INLINE __m256i four_k(const int8_t* q) {
+  int32_t dword;
+  __builtin_memcpy(&dword, q, 4);
+  return _mm256_set1_epi32(dword);
+}
+
+// The k-group's two weight vectors times 4 k of each row, added to the int16 accumulators.
+template <int R>
+RL_INLINE void accumulate(__m256i w_lo, __m256i w_hi, const int8_t* q, ptrdiff_t q_stride, __m256i* lo, __m256i* hi) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    const __m256i b = four_k(q + r * q_stride);
+    lo[r] = _mm256_add_epi16(lo[r], _mm256_maddubs_epi16(w_lo, b));
+    hi[r] = _mm256_add_epi16(hi[r], _mm256_maddubs_epi16(w_hi, b));
+    asm volatile("" : "+x"(lo[r]), "+x"(hi[r]));
+  }
+}
+
+// acc = fma(isum, d_w * d_a, acc), then the minimum; 8 columns.
+template <class F>
+RL_INLINE void scale_half(__m256i isum, const ActScale& s, __m256 d, __m256 m, float* acc) {
+  if (F::kZero) isum = _mm256_sub_epi32(isum, _mm256_set1_epi32(F::kZero * s.sum));
+  __m256 y = _mm256_load_ps(acc);
+  y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), _mm256_mul_ps(d, _mm256_set1_ps(s.d)), y);
+  if (F::kMin) y = _mm256_fmadd_ps(m, _mm256_set1_ps(s.d_sum), y);
+  _mm256_store_ps(acc, y);
+}
+
+template <class F>
+struct BlockScales {
+  __m256 d_lo, d_hi, m_lo, m_hi;
+  RL_INLINE BlockScales read(const uint8_t* w) {
+    const auto* d = reinterpret_cast<const uint16_t*>(w + F::kScales);
+    const auto* m = reinterpret_cast<const uint16_t*>(w + (F::kMin ? F::kMinima : F::kScales));
+    return {load_f16(d).v, load_f16(d + 8).v, load_f16(m).v, load_f16(m + 8).v};
+  }
+};
+
+template <class F, int R>
+RL_INLINE void block_4bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kGroupColumns]) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  __m256i lo[R], hi[R];
+  for (int r = 0; r < R; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m256i v_lo = load_bytes(w + j * 64), v_hi = load_bytes(w + j * 64 + 32);
+    accumulate<R>(_mm256_and_si256(v_lo, mask), _mm256_and_si256(v_hi, mask), q + j * 8, q_stride, lo, hi);
+    accumulate<R>(_mm256_and_si256(_mm256_srli_epi16(v_lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(v_hi, 4), mask), q + j * 8 + 4, q_stride, lo, hi);
+  }
+  const __m256i ones = _mm256_set1_epi16(1);
+  const auto c = BlockScales<F>::read(w);
+  for (int r = 0; r < R; ++r) {
+    scale_half<F>(_mm256_madd_epi16(lo[r], ones), s[r * s_stride], c.d_lo, c.m_lo, acc[r]);
+    scale_half<F>(_mm256_madd_epi16(hi[r], ones), s[r * s_stride], c.d_hi, c.m_hi, acc[r] + 8);
+  }
+}
+
+// Fifth bits of k-group g, moved to bit 4 of each byte.
+template <int G>
+RL_INLINE __m256i fifth_bit(__m256i bits) {
+  const __m256i moved = G < 4 ? _mm256_slli_epi16(bits, G < 4 ? 4 - G : 0) : _mm256_srli_epi16(bits, G < 4 ? 0 : G - 4);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(16));
+}
+
+template <class F, int R, int J>
+RL_INLINE void pair_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, __m256i* lo, __m256i* hi) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  const __m256i v_lo = load_bytes(w + J * 64), v_hi = load_bytes(w + J * 64 + 32);
+  const __m256i h_lo = load_bytes(w + F::kHigh), h_hi = load_bytes(w + F::kHigh + 32);
+  accumulate<R>(_mm256_or_si256(_mm256_and_si256(v_lo, mask), fifth_bit<2 * J>(h_lo)),
+                _mm256_or_si256(_mm256_and_si256(v_hi, mask), fifth_bit<2 * J>(h_hi)), q + J * 8, q_stride, lo, hi);
+  accumulate<R>(_mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(v_lo, 4), mask), fifth_bit<2 * J + 1>(h_lo)),
+                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(v_hi, 4), mask), fifth_bit<2 * J + 1>(h_hi)), q + J * 8 + 4, q_stride, lo, hi);
+}
+
+template <class F, int R>
+RL_INLINE void block_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kGroupColumns]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i lo[R], hi[R];
+  alignas(32) __m256i half[R][2];
+  for (int r = 0; r < R; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
+  pair_5bit<F, R, 0>(w, q, q_stride, lo, hi);
+  pair_5bit<F, R, 1>(w, q, q_stride, lo, hi);
+  for (int r = 0; r < R; ++r) {
+    half[r][0] = _mm256_madd_epi16(lo[r], ones);
+    half[r][1] = _mm256_madd_epi16(hi[r], ones);
+    lo[r] = hi[r] = _mm256_setzero_si256();
+  }
+  asm volatile("" : "+m"(half));  // in memory, not in 8 registers
+  pair_5bit<F, R, 2>(w, q, q_stride, lo, hi);
+  pair_5bit<F, R, 3>(w, q, q_stride, lo, hi);
+  const auto c = BlockScales<F>::read(w);
+  for (int r = 0; r < R; ++r) {
+    scale_half<F>(_mm256_add_epi32(half[r][0], _mm256_madd_epi16(lo[r], ones)), s[r * s_stride], c.d_lo, c.m_lo, acc[r]);
+    scale_half<F>(_mm256_add_epi32(half[r][1], _mm256_madd_epi16(hi[r], ones)), s[r * s_stride], c.d_hi, c.m_hi, acc[r] + 8);
+  }
+}
+
+template <class F, int R>
+RL_INLINE void block_8bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kGroupColumns]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i lo[R], hi[R];
+  for (int r = 0; r < R; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+  for (int g = 0; g < 8; ++g) {
+    const __m256i w_lo = load_bytes(w + g * 64), w_hi = load_bytes(w + g * 64 + 32);
+    const __m256i a_lo = _mm256_abs_epi8(w_lo), a_hi = _mm256_abs_epi8(w_hi);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const __m256i b = four_k(q + r * q_stride + g * 4);
+      lo[r] = _mm256_add_epi32(lo[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a_lo, _mm256_sign_epi8(b, w_lo)), ones));
+      hi[r] = _mm256_add_epi32(hi[r], _mm256_madd_epi16(_mm256_maddubs_epi16(a_hi, _mm256_sign_epi8(b, w_hi)), ones));
+      asm volatile("" : "+x"(lo[r]), "+x"(hi[r]));
+    }
+  }
+  const auto c = BlockScales<F>::read(w);
+  for (int r = 0; r < R; ++r) {
+    scale_half<F>(lo[r], s[r * s_stride], c.d_lo, c.m_lo, acc[r]);
+    scale_half<F>(hi[r], s[r * s_stride], c.d_hi, c.m_hi, acc[r] + 8);
+  }
+}
+
+template <class F, int R>
+__attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kGroupColumns]) {
+  const int blocks = a.k / kQuantBlock;
+  const int8_t* q = a.q + static_cast<ptrdiff_t>(row) * a.k;
+  const ActScale* s = a.scales + static_cast<ptrdiff_t>(row) * blocks;
+  for (int r = 0; r < R; ++r) {
+    store(acc[r], set1(0.0f));
+    store(acc[r] + 8, set1(0.0f));
+  }
+  for (int b = 0; b < blocks; ++b, w += F::kBytes, q += kQuantBlock, ++s) {
+    fetch(pf);
+    if constexpr (F::kBits == 4) block_4bit<F, R>(w, q, a.k, s, blocks, acc);
+    if constexpr (F::kBits == 5) block_5bit<F, R>(w, q, a.k, s, blocks, acc);
+    if constexpr (F::kBits == 8) block_8bit<F, R>(w, q, a.k, s, blocks, acc);
+    asm volatile("" ::: "memory");  // float accumulators stay in memory
+  }
+}
+
+RL_INLINE void quantize_block(const float* x, int8_t* q, ActScale* s) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  __m256 v[4];
+  __m256i top = _mm256_setzero_si256();
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm256_loadu_ps(x + i * 8);
+    top = _mm256_max_epu32(top, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
+  }
+  __m128i t = _mm_max_epu32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+  t = _mm_max_epu32(t, _mm_shuffle_epi32(t, 0x4e));
+  t = _mm_max_epu32(t, _mm_shuffle_epi32(t, 0xb1));
+  const BlockScale scale = block_scale(float_of(static_cast<uint32_t>(_mm_cvtsi128_si32(t))));
+  __m256i n[4];
+  __m256i sum = _mm256_setzero_si256();
+  for (int i = 0; i < 4; ++i) {
+    n[i] = scale.inverse == 0.0f ? _mm256_setzero_si256() : _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(scale.inverse)));
+    sum = _mm256_add_epi32(sum, n[i]);
+  }
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  __m128i u = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+  u = _mm_add_epi32(u, _mm_shuffle_epi32(u, 0x4e));
+  u = _mm_add_epi32(u, _mm_shuffle_epi32(u, 0xb1));
+  const int total = _mm_cvtsi128_si32(u);
+  *s = {scale.d, scale.d * static_cast<float>(total), total};
+}
+
+}  // namespace
+}  // namespace rootlet::ROOTLET_ISA

@@ -1,0 +1,66 @@
+// The quantised tile as plain loops: the definition. For each output, blocks in ascending order:
+//     isum = sum over the block of (w - zero) * q        exact integers
+//     acc  = fma(float(isum), d_w * d_a, acc)
+//     acc  = fma(m_w, d_a * sum(q), acc)                 formats with a minimum
+#pragma once
+#include "rootlet/quant_formats.h"
+#include "rootlet/tile_loop.h"
+
+namespace rootlet::ROOTLET_ISA {
+namespace {
+
+template <class F>
+RL_INLINE int packed_value(const uint8_t* w, int k, int c) {
+  const int lane = (c / 8) * 32 + (c % 8) * 4 + k % 4;  // byte in a pair of vectors
+  const int g = k / 4;
+  if (F::kBits == 8) return static_cast<int8_t>(w[g * 64 + lane]);
+  const int nibble = (w[g / 2 * 64 + lane] >> (g % 2 * 4)) & 15;
+  if (F::kBits == 4) return nibble - F::kZero;
+  return (nibble | (((w[F::kHigh + lane] >> g) & 1) << 4)) - F::kZero;
+}
+
+template <class F, int R>
+__attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch, float (*acc)[kGroupColumns]) {
+  const int blocks = a.k / kQuantBlock;
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < kGroupColumns; ++c) acc[r][c] = 0.0f;
+  }
+  for (int b = 0; b < blocks; ++b, w += F::kBytes) {
+    int8_t value[kGroupColumns][kQuantBlock];
+    for (int c = 0; c < kGroupColumns; ++c) {
+      for (int k = 0; k < kQuantBlock; ++k) value[c][k] = static_cast<int8_t>(packed_value<F>(w, k, c));
+    }
+    const auto* scales = reinterpret_cast<const uint16_t*>(w + F::kScales);
+    const auto* minima = reinterpret_cast<const uint16_t*>(w + F::kMinima);
+    for (int r = 0; r < R; ++r) {
+      const int8_t* q = a.q + static_cast<ptrdiff_t>(row + r) * a.k + b * kQuantBlock;
+      const ActScale& s = a.scales[static_cast<ptrdiff_t>(row + r) * blocks + b];
+      for (int c = 0; c < kGroupColumns; ++c) {
+        int isum = 0;
+        for (int k = 0; k < kQuantBlock; ++k) isum += value[c][k] * q[k];
+        acc[r][c] = fma1(static_cast<float>(isum), f16_to_f32(scales[c]) * s.d, acc[r][c]);
+        if (F::kMin) acc[r][c] = fma1(f16_to_f32(minima[c]), s.d_sum, acc[r][c]);
+      }
+    }
+  }
+}
+
+// One block of 32 values: d = max|x| / 127, q = round(x * 127 / max|x|) to nearest even. A block that holds inf or NaN gets d = NaN, so it is seen.
+RL_INLINE void quantize_block(const float* x, int8_t* q, ActScale* s) {
+  uint32_t top = 0;
+  for (int i = 0; i < kQuantBlock; ++i) {
+    const uint32_t u = bits_of(x[i]) & 0x7fffffffu;  // magnitudes order as integers
+    top = u > top ? u : top;
+  }
+  const BlockScale scale = block_scale(float_of(top));
+  int sum = 0;
+  for (int i = 0; i < kQuantBlock; ++i) {
+    const int v = scale.inverse == 0.0f ? 0 : static_cast<int>(bits_of(x[i] * scale.inverse + 12582912.0f) - 0x4b400000u);
+    q[i] = static_cast<int8_t>(v);
+    sum += v;
+  }
+  *s = {scale.d, scale.d * static_cast<float>(sum), sum};
+}
+
+}  // namespace
+}  // namespace rootlet::ROOTLET_ISA
