@@ -1,0 +1,123 @@
+"""`ScheduleBatch`: the rows of the next step, frozen into a `StepPlan`. Updates the counts of its requests; takes the pages of decode rows.
+
+Rows: extend rows first, then decode rows. The value of a token that is still in flight is RELAY; only lengths are known (architecture D2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from rootlet.core.step import RELAY, IntArray, RowInit, StepPlan
+from rootlet.core.types import ForwardMode, LogprobSpec, Phase
+from rootlet.scheduler.prefill_adder import Admitted
+from rootlet.scheduler.req import Req
+from rootlet.scheduler.state import LaunchedRow, LaunchedStep, SchedulerState
+
+
+class ScheduleBatch:
+    """Filled by `prepare_for_extend` and `prepare_for_decode`, in that order; `freeze` ends it."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._rows: list[LaunchedRow] = []
+        self._inits: list[RowInit] = []
+        self._ids: list[IntArray] = []
+        self._slots: list[IntArray] = []
+        self._num_extend = 0
+
+    def prepare_for_extend(self, chunks: Sequence[Admitted]) -> None:
+        """One row for each chunk; a request enters DECODE when its last chunk is planned."""
+        for chunk in chunks:
+            req = chunk.req
+            assert req.kv.row is not None
+            if chunk.is_first:
+                self._inits.append(row_init(req))
+            sample = chunk.is_last and req.spec.max_new > 0
+            self._rows.append(LaunchedRow(req, req.epoch, chunk.start, chunk.stop, is_extend=True, sample=sample))
+            self._ids.append(req.ids(chunk.start, chunk.stop))
+            self._slots.append(self._state.kv.slots(req.kv.row, chunk.start, chunk.stop))
+            req.planned = req.kv.kv_committed_len = chunk.stop
+            req.pending_chunks += 1
+            req.pending += int(sample)
+            req.times.num_chunks += 1
+            if chunk.is_last:
+                self._state.queues.move(req, Phase.DECODE)
+        self._num_extend = len(self._rows)
+
+    def prepare_for_decode(self, reqs: Sequence[Req]) -> None:
+        """One token for each; pages were ensured by the caller."""
+        if not reqs:
+            return
+        ids, rows, positions = [], [], []
+        for req in reqs:
+            self._state.kv.grow(req)
+            assert req.kv.row is not None
+            ids.append(req.outputs[-1] if req.pending == 0 else RELAY)
+            rows.append(req.kv.row)
+            positions.append(req.planned)
+            self._rows.append(LaunchedRow(req, req.epoch, req.planned, req.planned + 1, is_extend=False, sample=True))
+            req.planned += 1
+            req.kv.kv_committed_len = req.planned
+            req.pending += 1
+        self._ids.append(np.array(ids, dtype=np.int32))
+        self._slots.append(self._state.kv.slots_at(np.array(rows, dtype=np.int32), np.array(positions, dtype=np.int32)))
+
+    def freeze(self) -> StepPlan:
+        """The plan; also noted as launched. The caller must submit it."""
+        state, rows = self._state, self._rows
+        starts = [r.start for r in rows]
+        lens = [r.stop - r.start for r in rows]
+        plan = StepPlan(
+            step=state.step,
+            mode=self._mode(),
+            rids=tuple(r.req.rid for r in rows),
+            epochs=np.array([r.epoch for r in rows], dtype=np.int32),
+            pool_rows=np.array([r.req.kv.row for r in rows], dtype=np.int32),
+            prefix_lens=np.array(starts, dtype=np.int32),
+            extend_lens=np.array(lens, dtype=np.int32),
+            sample=np.array([r.sample for r in rows], dtype=np.bool_),
+            input_ids=np.concatenate(self._ids),
+            positions=np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in rows]),
+            out_cache_loc=np.concatenate(self._slots),
+            page_deltas=state.kv.take_deltas(),
+            row_inits=tuple(self._inits),
+        )
+        state.step += 1
+        state.in_flight.append(LaunchedStep(plan, tuple(rows)))
+        state.plan_log.append(plan)
+        return plan
+
+    def _mode(self) -> ForwardMode:
+        counters = self._state.counters
+        if self._num_extend == 0:
+            counters.decode_steps += 1
+            return ForwardMode.DECODE
+        if self._num_extend == len(self._rows):
+            counters.prefill_steps += 1
+            return ForwardMode.EXTEND
+        counters.mixed_steps += 1
+        return ForwardMode.MIXED
+
+
+def row_init(req: Req) -> RowInit:
+    """Sampling state of a row that is built now: outputs known so far seed the penalties and number the next draw."""
+    return RowInit(
+        pool_row=req.kv.row or 0,
+        rid=req.rid,
+        params=req.spec.params,
+        stop_ids=req.spec.stop_ids,
+        prompt_ids=req.ids(0, req.prompt_len),
+        output_ids=req.ids(req.prompt_len, req.num_tokens),
+        logprobs=_logprobs_still_wanted(req),
+    )
+
+
+def _logprobs_still_wanted(req: Req) -> LogprobSpec | None:
+    """After a retraction, prompt logprobs that are known already are not computed again."""
+    spec = req.spec.logprobs
+    if spec is not None and spec.prompt_start is not None and req.prompt_logprobs_complete():
+        return msgspec.structs.replace(spec, prompt_start=None)
+    return spec

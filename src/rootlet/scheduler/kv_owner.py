@@ -1,0 +1,123 @@
+"""Who holds which KV: the only place of the scheduler that talks to the cache and the page table (the owner of both is their own room).
+
+Pages of the whole prompt are taken at admission, so a chunk never runs short half-way; decoding takes a page when it crosses a page edge.
+Freed rows and pages may be handed out at once: executors run plans in order and page tables change only with the plans, so whoever gets them
+next is ordered after the last plan that named them (architecture D2; scheduler.md 3.1, O6, O7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rootlet.cache.types import MatchResult, ReqKvInfo, TreeLock
+from rootlet.cache.unified_radix_cache import UnifiedRadixCache
+from rootlet.config.schema import CacheArgs
+from rootlet.core.step import Capacity, IntArray, PageDelta
+from rootlet.memory.page_allocator import PageAllocator
+from rootlet.memory.req_to_token import ReqToTokenPool
+from rootlet.scheduler.budget import ceil_pages
+from rootlet.scheduler.req import Req
+
+
+@dataclass(frozen=True, slots=True)
+class LockedMatch:
+    """A match and the lock that keeps it: handed to `admit`, or given back with `unlock`."""
+
+    match: MatchResult
+    lock: TreeLock
+
+    @property
+    def prefix_len(self) -> int:
+        return self.match.device_prefix_len
+
+
+class KvOwner:
+    """Rows, pages and locks of requests. Raises nothing a user can cause; AssertionError when admission promised what is not there."""
+
+    def __init__(self, capacity: Capacity, args: CacheArgs) -> None:
+        self.page_size = capacity.page_size
+        self.num_pages = capacity.num_pages
+        self.enabled = args.prefix_cache
+        self.allocator = PageAllocator(capacity.num_pages)
+        self.req_to_token = ReqToTokenPool(capacity.max_rows, capacity.max_pages_per_row)
+        self.cache = UnifiedRadixCache(
+            page_size=capacity.page_size, allocator=self.allocator, req_to_token=self.req_to_token, policy=args.evict, enabled=args.prefix_cache
+        )
+
+    def probe(self, req: Req) -> int:
+        """Tokens that a match would give now; touches nothing."""
+        return self.cache.probe(req.key(req.num_tokens, limit=req.match_limit()))
+
+    def match(self, req: Req) -> LockedMatch:
+        """Longest cached prefix, locked. Caller must `admit` or `unlock` it."""
+        match = self.cache.match_prefix(req.key(req.num_tokens, limit=req.match_limit()))
+        return LockedMatch(match, self.cache.inc_lock_ref(match.last_device_node))
+
+    def unlock(self, locked: LockedMatch) -> None:
+        self.cache.dec_lock_ref(locked.lock)
+
+    def admit(self, req: Req, locked: LockedMatch) -> None:
+        """Give `req` a row: the matched pages (borrowed, the lock becomes the request's) and fresh ones up to `req.num_tokens`."""
+        assert req.kv.row is None, f"I3 {req.rid} already holds row {req.kv.row}"
+        row = self.req_to_token.alloc_row()
+        assert row is not None, "admission counted rows wrongly"
+        kv, prefix_pages = req.kv, locked.prefix_len // self.page_size
+        kv.row, kv.lock, kv.last_node = row, locked.lock, locked.match.last_device_node
+        kv.cache_protected_len = kv.cache_inserted_len = kv.kv_committed_len = kv.kv_allocated_len = locked.prefix_len
+        if prefix_pages:
+            self.req_to_token.write(row, 0, locked.match.pages)
+        self._take(kv, ceil_pages(req.num_tokens, self.page_size) - prefix_pages)
+        kv.kv_allocated_len = req.num_tokens
+
+    def _take(self, kv: ReqKvInfo, num_pages: int) -> None:
+        if num_pages <= 0:
+            return
+        pages = self.cache.alloc_pages(num_pages)
+        assert pages is not None, f"admission promised {num_pages} pages, the pool has {self.cache.available_pages}"
+        assert kv.row is not None
+        self.req_to_token.write(kv.row, ceil_pages(kv.kv_allocated_len, self.page_size), pages)
+
+    def pages_for_next(self, req: Req) -> int:
+        """Pages that the next decode step of `req` needs (0 or 1); KV length decides, not token length."""
+        return ceil_pages(req.planned + 1, self.page_size) - ceil_pages(req.kv.kv_allocated_len, self.page_size)
+
+    def grow(self, req: Req) -> None:
+        """Make room for the token at `req.planned`; the caller has ensured the page."""
+        self._take(req.kv, self.pages_for_next(req))
+        req.kv.kv_allocated_len = max(req.kv.kv_allocated_len, req.planned + 1)
+
+    def checkpoint(self, req: Req, length: int) -> None:
+        """Publish the first `length` tokens (their step has run) while the request goes on; whole pages only."""
+        self.cache.cache_unfinished_req(req.kv, req.key(length), priority=req.spec.priority)
+
+    def release(self, req: Req, *, publish_len: int | None) -> None:
+        """Give back row, lock and private pages; the first `publish_len` tokens go to the tree first (None = nothing does)."""
+        if req.kv.row is None:
+            return
+        if publish_len is None:
+            self.cache.release(req.kv)
+        else:
+            self.cache.cache_finished_req(req.kv, req.key(publish_len), prompt_len=req.prompt_len, priority=req.spec.priority)
+
+    def slots(self, row: int, start: int, stop: int) -> IntArray:
+        """[stop - start] slots of positions [start, stop) of one row."""
+        positions = np.arange(start, stop, dtype=np.int32)
+        return self.slots_at(np.full(stop - start, row, dtype=np.int32), positions)
+
+    def slots_at(self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> IntArray:
+        """[n] slots of position positions[i] of row rows[i]."""
+        pages = self.req_to_token.table[rows, positions // self.page_size]
+        slots: IntArray = (pages * self.page_size + positions % self.page_size).astype(np.int32)
+        return slots
+
+    def take_deltas(self) -> tuple[PageDelta, ...]:
+        return self.req_to_token.take_deltas()
+
+    def ledger(self) -> dict[str, int]:
+        """Pages by owner; they add up to the pool (I1)."""
+        free, evictable, protected = self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages
+        private = self.num_pages - free - evictable - protected
+        return {"total": self.num_pages, "free": free, "evictable": evictable, "protected": protected, "private": private}

@@ -1,0 +1,40 @@
+"""When pages run short while decoding: who gives way. The choice is pure; `retract_decode` applies it through the callables it is given.
+
+Order of keeping: most outputs first, then the shortest prompt, then arrival (scheduler.md 2.8): the one that lost least work goes first, and the
+one that is kept always gets on, so the batch cannot starve itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rootlet.scheduler.req import Req
+
+
+@dataclass(frozen=True, slots=True)
+class Retraction:
+    """`victims` in the order in which they were retracted; `stuck` = the only one left, which does not fit alone."""
+
+    victims: tuple[Req, ...]
+    stuck: Req | None = None
+
+
+def keep_order(reqs: Sequence[Req]) -> list[Req]:
+    """The last one is the first victim."""
+    return sorted(reqs, key=lambda r: (-len(r.outputs), r.prompt_len, r.spec.seq, r.rid))
+
+
+def retract_decode(
+    rows: Sequence[Req], *, pages_for_next: Callable[[Req], int], ensure_pages: Callable[[int], bool], retract: Callable[[Req], None]
+) -> Retraction:
+    """Retract until the next step of the survivors has its pages; never the last one."""
+    keep = keep_order(rows)
+    victims: list[Req] = []
+    while not ensure_pages(sum(pages_for_next(r) for r in keep)):
+        if len(keep) == 1:
+            return Retraction(tuple(victims), stuck=keep[0])
+        victim = keep.pop()
+        retract(victim)
+        victims.append(victim)
+    return Retraction(tuple(victims))

@@ -1,0 +1,304 @@
+"""`Scheduler`: one tick. Messages come in through `handle`, `get_next_batch_to_run` makes the next plan, `process_batch_result` applies its result.
+
+Integers only: no torch, no sockets, no threads; time, executor and channels are handed in (architecture D1, D15). The loop that calls it is in
+loop.py; what it decides is in the files beside this one. Reading order: req, queue, budget, prefill_adder, batch, commit, this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rootlet.config.schema import CacheArgs, SchedulerArgs
+from rootlet.core.clock import Clock
+from rootlet.core.errors import RootletError, Unavailable
+from rootlet.core.step import Executor, StepPlan, StepResult
+from rootlet.core.types import Finish, FinishKind, Phase
+from rootlet.ipc.messages import (
+    AbortReq,
+    BatchTokenIDOutput,
+    FlushCacheReq,
+    GetStateReq,
+    PauseReq,
+    SchedulerReady,
+    ShutdownReq,
+    StopReq,
+    TokenizedGenerateReqInput,
+)
+from rootlet.scheduler import invariants
+from rootlet.scheduler.batch import ScheduleBatch
+from rootlet.scheduler.budget import NewTokenRatio, limits_of, prefill_budget
+from rootlet.scheduler.commit import commit, stop_req
+from rootlet.scheduler.control import Control
+from rootlet.scheduler.counters import Counters
+from rootlet.scheduler.gates.base import GateKeeper
+from rootlet.scheduler.gates.parallel import ParallelGate
+from rootlet.scheduler.intake import check_queue, finish_of, make_req
+from rootlet.scheduler.kv_owner import KvOwner
+from rootlet.scheduler.output import Outbox
+from rootlet.scheduler.policy import POLICIES, PolicyContext
+from rootlet.scheduler.prefill_adder import Admitted, PrefillAdder, Refused
+from rootlet.scheduler.queue import Queues
+from rootlet.scheduler.req import Req
+from rootlet.scheduler.retraction import keep_order, retract_decode
+from rootlet.scheduler.state import SchedulerState, end_req, retract_req
+
+
+class Scheduler:
+    """Owns requests, queues and the running batch; the only caller of the cache. Not thread-safe: one thread drives it."""
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        scheduler_args: SchedulerArgs,
+        cache_args: CacheArgs,
+        eos_token_ids: tuple[int, ...],
+        clock: Clock,
+        send_to_detokenizer: Callable[[BatchTokenIDOutput], None],
+        send_to_tokenizer: Callable[[Any], None],
+        request_log: Callable[[dict[str, Any]], None] | None = None,
+        check: bool = False,
+    ) -> None:
+        """`check`: recompute every invariant after every tick. Raises `BadConfig` for knobs under which no prompt could ever run."""
+        self.executor = executor
+        self._args = scheduler_args
+        self._check = check
+        self._order = POLICIES.get(scheduler_args.schedule_policy)
+        self._decodes_since_forced = 0
+        capacity, counters, queues = executor.capacity, Counters(), Queues()
+        gates = (ParallelGate(queues),) if cache_args.prefix_cache else ()
+        self.state = SchedulerState(
+            limits=limits_of(capacity, scheduler_args),
+            clock=clock,
+            eos_token_ids=tuple(eos_token_ids),
+            vocab_size=capacity.vocab_size,
+            kv=KvOwner(capacity, cache_args),
+            queues=queues,
+            gates=GateKeeper(gates),
+            outbox=Outbox(send_to_detokenizer, clock=clock, counters=counters, request_log=request_log),
+            counters=counters,
+            ratio=NewTokenRatio(scheduler_args.conservativeness),
+        )
+        self.control = Control(self.state, executor=executor, args=scheduler_args, send=send_to_tokenizer)
+        kv = self.state.kv
+        self._policy_context = PolicyContext(page_size=kv.page_size, cache_enabled=kv.enabled, probe=kv.probe)
+
+    # ---- what the loop asks ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.state.in_flight)
+
+    @property
+    def idle(self) -> bool:
+        """No live request and nothing in flight."""
+        return not len(self.state.queues) and not self.state.in_flight
+
+    @property
+    def has_work(self) -> bool:
+        """A step may be planned or is in flight: the loop must not sleep."""
+        queues = self.state.queues
+        runnable = bool(queues.waiting or queues.num_running)
+        return bool(self.state.in_flight) or (runnable and not self.state.paused)
+
+    @property
+    def finished_shutdown(self) -> bool:
+        return self.control.draining and self.idle
+
+    def wait_s(self) -> float:
+        """How long the loop may block for messages."""
+        return 0.0 if self.has_work else self.control.wait_s()
+
+    def ready_message(self) -> SchedulerReady:
+        """Capacity and clamps that the frontend validates with. The launcher adds `memory_sum` and `info`."""
+        limits = self.state.limits
+        return SchedulerReady(
+            num_pages=limits.num_pages,
+            page_size=limits.page_size,
+            max_rows=limits.max_rows,
+            max_context_len=limits.max_context_len,
+            max_prompt_len=limits.max_prompt_len,
+            vocab_size=self.state.vocab_size,
+        )
+
+    # ---- messages and time -------------------------------------------------------------------------------------------------------------
+
+    def handle(self, msg: Any) -> None:
+        """Take one message from the frontend or the detokenizer. Nothing a client can put into one raises."""
+        match msg:
+            case TokenizedGenerateReqInput():
+                self._handle_generate(msg)
+            case AbortReq():
+                self.control.abort(msg)
+            case StopReq():
+                stop_req(self.state, msg)
+            case FlushCacheReq():
+                self.control.flush(msg)
+            case GetStateReq():
+                self.control.get_state(msg)
+            case PauseReq():
+                self.control.pause(msg)
+            case ShutdownReq():
+                self.control.shutdown(msg)
+            case _:
+                raise AssertionError(f"a message of type {type(msg).__name__} does not belong to the scheduler")
+
+    def _handle_generate(self, msg: TokenizedGenerateReqInput) -> None:
+        state = self.state
+        if msg.rid in state.queues.by_rid:
+            # A second terminal message would end the first request at its client: the newcomer is dropped, the frontend keeps rids unique.
+            state.counters.duplicate_rids += 1
+            return
+        try:
+            if self.control.draining:
+                raise Unavailable("The server is shutting down and takes no new requests.", code="shutting_down")
+            check_queue(state.queues.num_queued, self._args.max_queue)
+            req = make_req(state, msg)
+        except RootletError as error:
+            state.outbox.reject(msg.rid, msg.detok, prompt_len=len(msg.input_ids) // 4, finish=finish_of(error))
+            return
+        state.counters.requests += 1
+        if state.gates.begin(req):
+            req.phase = Phase.GATED
+        state.queues.add(req)
+        self.control.deadlines.watch(req, msg.deadline_s)
+
+    def on_tick(self) -> None:
+        """Once a turn of the loop, before planning: time limits, gates, flushes, health. Sends what messages have queued."""
+        self.control.on_tick()
+        self._poll_gates()
+        if not len(self.state.queues):
+            self.state.ratio.reset()
+        self._end_turn()
+
+    def _poll_gates(self) -> None:
+        for req in list(self.state.queues.gated):
+            verdict = self.state.gates.poll(req)
+            if isinstance(verdict, Finish):
+                end_req(self.state, req, verdict)
+            elif verdict:
+                self.state.queues.move(req, Phase.WAITING)
+
+    def _end_turn(self) -> None:
+        self.state.outbox.flush()
+        if self._check:
+            invariants.check_all(self.state)
+
+    # ---- plan --------------------------------------------------------------------------------------------------------------------------
+
+    def get_next_batch_to_run(self) -> StepPlan | None:
+        """The next plan, already counted as in flight: the caller must submit it. Prefill goes before decode. None = nothing to launch now."""
+        batch = None
+        if not self.state.paused:
+            self._force_retraction()
+            batch = self.get_new_batch_prefill() or self._update_running_batch()
+        plan = None if batch is None else batch.freeze()
+        self._end_turn()
+        if plan is None:
+            invariants.check_i8_progress(self.state, plan)
+        elif self._check:
+            invariants.check_i6_plan(self.state, plan)
+        return plan
+
+    def get_new_batch_prefill(self) -> ScheduleBatch | None:
+        """Admit from the waiting queue; the unfinished chunk goes on first. None when nothing could be admitted."""
+        state, queues = self.state, self.state.queues
+        if not queues.prefill and (not queues.waiting or queues.num_running >= state.limits.max_rows):
+            return None
+        riders, rider_pages = self._mixed_riders()
+        budget = prefill_budget(state.limits, queues.holders(), ratio=state.ratio.value, num_mixed=len(riders), mixed_pages=rider_pages)
+        adder = PrefillAdder(state.limits, state.kv, queues, budget)
+        for req in list(queues.prefill):
+            adder.continue_chunk(req)
+        for req in self._order(queues.waiting, self._policy_context):
+            verdict = adder.add_one_req(req)
+            if isinstance(verdict, Refused):
+                req.times.waited_for(verdict.term, verdict.why())
+                break
+            self._note_admission(verdict)
+        if not adder.admitted:
+            return None
+        for req in queues.waiting:
+            req.times.num_passes += 1
+        batch = ScheduleBatch(state)
+        batch.prepare_for_extend(adder.admitted)
+        batch.prepare_for_decode(riders)
+        self._decodes_since_forced += bool(riders)
+        return batch
+
+    def _note_admission(self, admitted: Admitted) -> None:
+        """Hits count once, at the first admission: finding one's own prefix after a retraction is not a hit."""
+        times, counters = admitted.req.times, self.state.counters
+        if times.admitted_s is None:
+            times.admitted_s = self.state.clock.now()
+            times.cached_len = admitted.start
+            counters.prompt_tokens += admitted.req.prompt_len
+            counters.cached_tokens += admitted.start
+        else:
+            counters.recomputed_tokens += admitted.req.fill_len - admitted.start
+
+    def _mixed_riders(self) -> tuple[list[Req], int]:
+        """Decode rows that share the step with a prefill chunk, and the pages they take. None when that would need a retraction."""
+        state = self.state
+        riders = self._decodable() if state.limits.mixed else []
+        pages = sum(state.kv.pages_for_next(r) for r in riders)
+        if len(riders) + state.limits.page_size > state.limits.max_step_tokens or not state.kv.cache.ensure_pages(pages):
+            return [], 0
+        return riders, pages
+
+    def _decodable(self) -> list[Req]:
+        return [req for req in self.state.queues.decode if req.left_new > 0]
+
+    def _update_running_batch(self) -> ScheduleBatch | None:
+        """One token for each running request; retract when pages run short."""
+        state = self.state
+        rows = self._decodable()
+        if not rows:
+            return None
+        needed = sum(state.kv.pages_for_next(r) for r in rows)
+        if not state.kv.cache.ensure_pages(needed):
+            if any(req.ends_in_flight for req in state.queues.decode) or (len(rows) == 1 and state.in_flight):
+                return None  # a result in flight certainly frees pages, or is the last word of the only one left
+            rows = self._retract(rows)
+            if not rows:
+                return None if state.in_flight else self.get_new_batch_prefill()
+        else:
+            state.ratio.decay()
+        batch = ScheduleBatch(state)
+        batch.prepare_for_decode(rows)
+        self._decodes_since_forced += 1
+        return batch
+
+    def _retract(self, rows: list[Req]) -> list[Req]:
+        """The rows that go on now, their pages ensured."""
+        state = self.state
+        outcome = retract_decode(
+            rows, pages_for_next=state.kv.pages_for_next, ensure_pages=state.kv.cache.ensure_pages, retract=lambda r: retract_req(state, r)
+        )
+        if outcome.stuck is not None:
+            # It has the pool to itself and still does not fit. Intake's clamp rules this out; the server lives on if it is ever wrong.
+            if not state.in_flight:
+                end_req(state, outcome.stuck, Finish(FinishKind.LENGTH), publish_len=outcome.stuck.num_tokens - 1)
+            return []
+        survivors = self._decodable()
+        state.ratio.after_retraction(survivors)
+        return survivors
+
+    def _force_retraction(self) -> None:
+        """Test hook `retract_every`: only of a request that got on since its admission, so that work still ends."""
+        every = self._args.retract_every
+        if not every or self._decodes_since_forced < every:
+            return
+        able = [r for r in self.state.queues.decode if len(r.outputs) > r.outputs_at_admission]
+        if able:
+            self._decodes_since_forced = 0
+            retract_req(self.state, keep_order(able)[-1])
+
+    # ---- result ------------------------------------------------------------------------------------------------------------------------
+
+    def process_batch_result(self, result: StepResult) -> None:
+        """Apply the result of the oldest plan in flight and send what it gave."""
+        commit(self.state, result)
+        self._end_turn()
+        invariants.check_cheap(self.state)

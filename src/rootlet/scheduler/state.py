@@ -1,0 +1,83 @@
+"""What the parts of the scheduler share, and the one way in which a request gives up what it holds.
+
+`release` (through `KvOwner`) serves finish, abort, retract and failure: `end_req` and `retract_req` are its only two callers (architecture D1).
+Results of steps that were launched before are recognised by phase and epoch and dropped in commit.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rootlet.core.clock import Clock
+from rootlet.core.step import StepPlan
+from rootlet.core.types import Finish, Phase
+from rootlet.scheduler.budget import Limits, NewTokenRatio
+from rootlet.scheduler.counters import Counters
+from rootlet.scheduler.gates.base import GateKeeper
+from rootlet.scheduler.kv_owner import KvOwner
+from rootlet.scheduler.output import Outbox
+from rootlet.scheduler.queue import Queues
+from rootlet.scheduler.req import Req
+
+PLAN_LOG_LEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedRow:
+    """One row of a launched plan: [start, stop) of `req` as of `epoch`."""
+
+    req: Req
+    epoch: int
+    start: int
+    stop: int
+    is_extend: bool
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    plan: StepPlan
+    rows: tuple[LaunchedRow, ...]
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """One writer: the scheduler's thread."""
+
+    limits: Limits
+    clock: Clock
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    kv: KvOwner
+    queues: Queues
+    gates: GateKeeper
+    outbox: Outbox
+    counters: Counters
+    ratio: NewTokenRatio
+    in_flight: deque[LaunchedStep] = field(default_factory=deque)
+    plan_log: deque[StepPlan] = field(default_factory=lambda: deque(maxlen=PLAN_LOG_LEN))
+    step: int = 0
+    next_seq: int = 0
+    paused: bool = False
+
+
+def end_req(state: SchedulerState, req: Req, finish: Finish, *, publish_len: int | None = None) -> None:
+    """The request is over: KV, row and lock are given back, the terminal message is queued. In any phase; exactly once."""
+    if req.phase is Phase.GATED:
+        state.gates.cancel(req)
+    state.kv.release(req, publish_len=publish_len)
+    state.queues.move(req, Phase.DONE)
+    state.outbox.terminal(req, finish)
+
+
+def retract_req(state: SchedulerState, req: Req) -> None:
+    """Take KV and row away; the request waits again with its outputs kept, and computes prompt + outputs anew (whatever the cache lost)."""
+    assert req.phase in (Phase.PREFILL, Phase.DECODE), f"I3 {req.rid} holds nothing to retract"
+    state.kv.release(req, publish_len=None)
+    req.epoch += 1
+    req.planned = req.pending = req.pending_chunks = req.fill_len = 0
+    req.times.num_retractions += 1
+    req.times.waited_for("retracted")
+    state.counters.retractions += 1
+    state.queues.move(req, Phase.WAITING)
