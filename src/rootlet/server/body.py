@@ -1,0 +1,155 @@
+"""Reads a request's JSON body: media type, size limit, strict UTF-8, strict JSON, bounded nesting, no duplicate keys; always an object.
+
+A body is JSON in UTF-8 and says so (`application/json`, `application/*+json`, or no content type at all): other media types are refused, which
+also keeps foreign web pages from posting to a local server, since browsers send those without asking first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+
+from rootlet.core.errors import InvalidValue, TooLarge
+from rootlet.server.errors import HttpError
+
+MAX_DEPTH = 128
+_KEY = re.compile(rb'"\s*:')
+_CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii"}
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody reads an answer."""
+
+
+def check_media_type(request: Request) -> None:
+    """Raises `HttpError` 415 for a body that is not plain UTF-8 JSON."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise HttpError(415, f"Content-Encoding {encoding[:40]!r} is not supported; send the JSON uncompressed")
+    kind, *parameters = (part.strip().lower() for part in request.headers.get("content-type", "").split(";"))
+    if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise HttpError(415, f"Content-Type {kind[:60]!r} is not supported; send application/json")
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip('" ') not in _CHARSETS:
+            raise HttpError(415, f"charset {value[:40]!r} is not supported; JSON is UTF-8")
+
+
+async def read_bytes(request: Request, *, max_bytes: int) -> bytes:
+    """The whole body. Raises `TooLarge` as soon as more than `max_bytes` are announced or arrive, `ClientGone` if the sender leaves."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"the request body is larger than {max_bytes / 2**20:g} MiB (limit: --max-body-mib)")
+
+
+async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
+    """The body as an object. Raises `InvalidValue` (400), `HttpError` (415), `TooLarge` (413), `ClientGone`."""
+    check_media_type(request)
+    return parse_object(await read_bytes(request, max_bytes=max_bytes))
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """Strict JSON object from bytes. Raises `InvalidValue` with the position, or with the path of a NaN or an infinity."""
+    if not raw.strip():
+        raise InvalidValue(None, "the request body is empty; send a JSON object")
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise _explain(raw, error) from None
+    if not isinstance(value, dict):
+        raise InvalidValue(None, f"the request body must be a JSON object, got {_json_type(value)}")
+    num_keys = _count_keys(value)
+    if num_keys != len(_KEY.findall(raw)):  # equal only when every key is there once; otherwise a string holds `":`, or a key came twice
+        _refuse_duplicates(raw)
+    return value
+
+
+def _json_type(value: object) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
+
+
+def _count_keys(root: dict[str, Any]) -> int:
+    """Keys of all objects. Raises `InvalidValue` beyond `MAX_DEPTH` levels. Lists of plain values cost one pass in C."""
+    count = 0
+    level: list[Any] = [root]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidValue(None, f"the request body is nested deeper than {MAX_DEPTH} levels")
+        deeper: list[Any] = []
+        for node in level:
+            if isinstance(node, dict):
+                count += len(node)
+                values: Any = node.values()
+            else:
+                values = node
+            if not {dict, list}.isdisjoint(set(map(type, values))):
+                deeper.extend(v for v in values if isinstance(v, dict | list))
+        level = deeper
+    return count
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise InvalidValue(key[:100], f"the key {key[:100]!r} occurs twice in one object of the request body")
+            seen.add(key)
+    return result
+
+
+def _refuse_duplicates(raw: bytes) -> None:
+    json.loads(raw, object_pairs_hook=_pairs)
+
+
+def _explain(raw: bytes, error: orjson.JSONDecodeError) -> InvalidValue:
+    """Names the field of a NaN or infinity, which strict JSON has no word for; otherwise the parser's own message."""
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError):
+        value = None
+    path = _non_finite(value, "", 0)
+    if path is not None:
+        return InvalidValue(path or None, f"{path or 'the body'} must be a finite number; NaN, Infinity and numbers beyond 1e308 are not JSON")
+    return InvalidValue(None, f"the request body is not valid JSON in UTF-8: {str(error)[:200]}")
+
+
+def _non_finite(value: object, path: str, depth: int) -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return path
+    if depth > MAX_DEPTH:
+        return None
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if isinstance(item, float | dict | list):
+            step = f"[{key}]" if isinstance(key, int) else f".{str(key)[:60]}" if path else str(key)[:60]
+            found = _non_finite(item, path + step, depth + 1)
+            if found is not None:
+                return found
+    return None

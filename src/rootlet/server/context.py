@@ -1,0 +1,114 @@
+"""What every route is handed: the manager, the configuration, the meters, and the few questions that all of them ask.
+
+Owns no request state. Complete after construction; `system_fingerprint` is computed once the model is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from rootlet.config.schema import RuntimeConfig
+from rootlet.core.clock import Clock
+from rootlet.core.errors import ContextOverflow, NotFound, PoolOverflow, Unavailable
+from rootlet.metrics.instruments import Instruments
+from rootlet.server.body import read_json
+from rootlet.server.door import Manager
+from rootlet.server.errors import show
+from rootlet.server.fields import Fields
+from rootlet.server.sampling import Limits
+
+T = TypeVar("T")
+OFFLOAD_CHARS = 32_768
+LOADING_RETRY_S = 5.0
+
+
+@dataclass(slots=True)
+class ServerContext:
+    manager: Manager
+    config: RuntimeConfig
+    meters: Instruments
+    clock: Clock
+    wall_clock: Callable[[], float] = time.time
+    created: int = 0
+    fingerprints: dict[int, str] = field(default_factory=dict)
+
+    def require_ready(self) -> None:
+        """Raises `Unavailable` (503) while the engine loads, drains or is dead."""
+        status = self.manager.status
+        if status == "ready":
+            return
+        if status == "draining":
+            raise Unavailable("the server is shutting down and takes no new requests", code="shutting_down", retry_after_s=LOADING_RETRY_S)
+        if status == "dead":
+            raise Unavailable("the engine has stopped; see the server's log", code="engine_dead", retry_after_s=LOADING_RETRY_S)
+        progress = self.manager.progress
+        phase = f" ({progress.phase}, {progress.done:.0%})" if progress else ""
+        raise Unavailable(f"the model is still loading{phase}; GET /ready tells when it is there", code="loading", retry_after_s=LOADING_RETRY_S)
+
+    async def read_fields(self, request: Request) -> Fields:
+        """The request's JSON body. Raises 400, 413 or 415 errors."""
+        return Fields(await read_json(request, max_bytes=self.config.server.max_body_mib * 2**20))
+
+    def model_name(self, fields: Fields) -> str:
+        """The served name to report. One served model answers to any name (tools send paths); with several names an unknown one is 404."""
+        asked = fields.string("model", max_chars=1000)
+        names = self.manager.served_names
+        if asked is None or asked in names:
+            return asked or names[0]
+        if len(names) > 1:
+            raise NotFound(f"the model {show(asked)} does not exist; served: {', '.join(names)}", param="model")
+        return names[0]
+
+    @property
+    def vocab_size(self) -> int:
+        ready = self.manager.ready_info
+        return ready.vocab_size if ready else self.manager.tokenizer.vocab_size
+
+    def limits(self, *, max_temperature: float = math.inf) -> Limits:
+        server = self.config.server
+        return Limits(
+            vocab_size=self.vocab_size,
+            max_n=server.max_n,
+            max_logprobs=server.max_logprobs,
+            max_temperature=max_temperature,
+            recommended=self.manager.sampling_defaults if server.sampling_defaults == "model" else {},
+        )
+
+    def check_prompt_len(self, param: str, prompt_len: int) -> None:
+        """The engine's own rule, applied to every prompt of a batch before one starts. Raises `ContextOverflow`, `PoolOverflow`."""
+        ready = self.manager.ready_info
+        if ready is not None and prompt_len >= ready.max_context_len:
+            raise ContextOverflow(param, prompt_len=prompt_len, ctx_len=ready.max_context_len)
+        if ready is not None and prompt_len > ready.max_prompt_len:
+            raise PoolOverflow(param, prompt_len=prompt_len, pool_len=ready.max_prompt_len)
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Changes with the version, the model and whatever of the configuration may change a result."""
+        ready = self.manager.ready_info
+        key = id(ready)
+        if key not in self.fingerprints:
+            facts = repr((self.config.model, self.config.cache.page_size, self.config.compute, ready.info if ready else None))
+            self.fingerprints = {key: "b" + hashlib.blake2b(facts.encode(), digest_size=6).hexdigest()}
+        return self.fingerprints[key]
+
+    def now_unix(self) -> int:
+        return int(self.wall_clock())
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(16)
+
+
+async def offload(size: int, work: Callable[[], T]) -> T:
+    """Runs tokenizing and rendering here, or in a thread when `size` characters would hold up everyone else's streams."""
+    return work() if size < OFFLOAD_CHARS else await asyncio.to_thread(work)

@@ -1,0 +1,178 @@
+"""`POST /v1/chat/completions`: messages in, choices or a stream of chunks out.
+
+A pure dialect over `GenerateReq` and `GenerateChunk`; the chat template is rendered here, tokenized behind the door. Tools are shown to the model;
+its calls come back as text. Streams: `chat_stream.py`. Source: docs/api.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rootlet.core.errors import InvalidValue, Unsupported
+from rootlet.server.context import ServerContext, offload
+from rootlet.server.events import Answer, collect, until_gone
+from rootlet.server.fields import Fields
+from rootlet.server.openai.chat_stream import ChatRequest, ChoiceLogprobs, chat_frames
+from rootlet.server.openai.logprobs import prompt_logprobs_json
+from rootlet.server.openai.messages import read_messages, read_tools
+from rootlet.server.openai.protocol import (
+    MAX_TEMPERATURE,
+    counts_of,
+    finish_reason,
+    generate_req,
+    logprob_spec,
+    max_logprobs_field,
+    read_common,
+    usage,
+)
+from rootlet.server.sampling import MaxTokens, read_sampling
+from rootlet.server.sse import open_stream
+
+LENGTH = MaxTokens(names=("max_completion_tokens", "max_tokens"), default=None, zero_ok=False)
+_RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+
+
+async def create_chat_completion(context: ServerContext, request: Request) -> Response:
+    """Raises `RootletError` for everything that can be said before the first token."""
+    context.require_ready()
+    fields = await context.read_fields(request)
+    chat = await parse_chat(fields, context)
+    if chat.common.stream:
+        frames = chat_frames(context, chat)
+        return await open_stream(request, frames, keepalive_s=chat.common.keepalive_s, clock=context.clock)
+    answers = await until_gone(request, collect(context, [chat.req]))
+    return Response(orjson.dumps(chat_reply(context, chat, answers[0])), media_type="application/json")
+
+
+async def parse_chat(fields: Fields, context: ServerContext) -> ChatRequest:
+    """Everything that can be refused without the engine is refused here."""
+    common = read_common(fields, context, prefix="chatcmpl-")
+    sampling = read_sampling(fields, context.limits(max_temperature=MAX_TEMPERATURE), LENGTH)
+    refuse_unsupported(fields)
+    top_n = _top_logprobs(fields, context)
+    prompt = await render(fields, context)
+    add_special_tokens = fields.boolean("add_special_tokens")
+    ids: tuple[int, ...] | None = None
+    if common.return_token_ids:
+        ids = tuple(await offload(len(prompt), lambda: context.manager.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)))
+    arguments = common.request(sampling=sampling, logprobs=logprob_spec(top_n, prompt=False, common=common), param="messages")
+    req = generate_req(ids if ids else prompt, arguments, add_special_tokens=add_special_tokens)
+    return ChatRequest(req=req, common=common, top_n=top_n, prompt_ids=ids, service_tier=fields.string("service_tier", max_chars=64))
+
+
+async def render(fields: Fields, context: ServerContext) -> str:
+    """The prompt text of `messages`. Raises `TemplateError`, `InvalidValue`."""
+    messages = read_messages(fields)
+    tools = None if fields.raw("tool_choice") == "none" or fields.raw("function_call") == "none" else read_tools(fields)
+    continue_final = fields.boolean("continue_final_message")
+    add_prompt = fields.boolean("add_generation_prompt", default=not continue_final)
+    if continue_final and add_prompt:
+        raise InvalidValue(fields.param("continue_final_message"), "continue_final_message and add_generation_prompt cannot both be true")
+    if continue_final and messages[-1]["role"] != "assistant":
+        raise InvalidValue(fields.param("continue_final_message"), "continue_final_message needs an assistant message at the end of messages")
+    template = context.manager.chat_template
+    extra = template_kwargs(fields)
+    size = sum(len(message["content"]) for message in messages) + 256 * len(messages)
+
+    def work() -> str:
+        return template.render(messages, tools=tools, add_generation_prompt=add_prompt, continue_final_message=continue_final, **extra)
+
+    return await offload(size, work)
+
+
+def template_kwargs(fields: Fields) -> dict[str, Any]:
+    """`chat_template_kwargs` and `reasoning_effort`: variables for the template. Raises `InvalidValue` for the template's own names."""
+    if fields.raw("chat_template") is not None:
+        raise Unsupported("a chat template in the request is not accepted; the server's is set with --chat-template", param="chat_template")
+    given = fields.object("chat_template_kwargs")
+    kwargs: dict[str, Any] = dict(given.data) if given else {}
+    taken = sorted(_RESERVED & kwargs.keys())
+    if given and taken:
+        raise InvalidValue(given.param(taken[0]), f"{given.param(taken[0])} is set by the request itself")
+    effort = fields.string("reasoning_effort", max_chars=32)
+    return {"reasoning_effort": effort, **kwargs} if effort is not None else kwargs
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """What needs constrained decoding or another modality. Malformed values are 400, well-formed ones 501."""
+    wanted = fields.object("response_format")
+    if wanted is not None:
+        _check_response_format(wanted)
+    choice = fields.raw("tool_choice")
+    if isinstance(choice, str):
+        fields.string("tool_choice", choices=("auto", "none", "required"))
+    elif choice is not None and not (isinstance(choice, dict) and isinstance(choice.get("type"), str)):
+        raise fields.refuse("tool_choice", "auto, none, required, or an object with a type")
+    if choice not in (None, "auto", "none"):
+        raise Unsupported("this server cannot force a tool call yet; use tool_choice auto or none", param=fields.param("tool_choice"))
+    if fields.raw("function_call") not in (None, "auto", "none"):
+        raise Unsupported("this server cannot force a function call yet; use auto or none", param=fields.param("function_call"))
+    fields.boolean("parallel_tool_calls")
+    if any(m != "text" for m in fields.array("modalities") or []):
+        raise fields.refuse("modalities", '["text"]')
+
+
+def _check_response_format(wanted: Fields) -> None:
+    kind = wanted.string("type", choices=("text", "json_object", "json_schema", "structural_tag"))
+    if kind is None:
+        raise InvalidValue(wanted.param("type"), f"{wanted.param('type')} is required: text, json_object or json_schema")
+    if kind == "json_schema":
+        schema = wanted.object("json_schema")
+        if schema is None or not isinstance(schema.raw("schema"), dict | bool):
+            raise InvalidValue(wanted.param("json_schema.schema"), f"{wanted.param('json_schema.schema')} is required: a JSON schema")
+    if kind != "text":
+        raise Unsupported(f"response_format of type {kind} is not supported: output cannot be constrained yet", param=wanted.path)
+
+
+def _top_logprobs(fields: Fields, context: ServerContext) -> int | None:
+    top_n = max_logprobs_field(fields, "top_logprobs", context.config.server.max_logprobs)
+    if not fields.boolean("logprobs"):
+        if top_n is not None:
+            raise InvalidValue(fields.param("top_logprobs"), "top_logprobs needs logprobs to be true")
+        return None
+    return top_n or 0
+
+
+def chat_reply(context: ServerContext, chat: ChatRequest, answers: list[Answer]) -> dict[str, Any]:
+    """The `chat.completion` object."""
+    common = chat.common
+    reply: dict[str, Any] = {
+        "id": common.rid,
+        "object": "chat.completion",
+        "created": context.now_unix(),
+        "model": common.model,
+        "choices": [_choice(context, chat, k, answer) for k, answer in enumerate(answers)],
+        "usage": usage([counts_of(answers)]),
+        "system_fingerprint": context.system_fingerprint,
+        "seed": answers[0].seed,
+    }
+    if chat.service_tier is not None:
+        reply["service_tier"] = chat.service_tier
+    if common.prompt_top_n is not None:
+        reply["prompt_logprobs"] = prompt_logprobs_json(context.manager.tokenizer, answers[0].prompt_logprobs, common.prompt_top_n)
+    if chat.prompt_ids is not None:
+        reply["prompt_token_ids"] = chat.prompt_ids
+    return reply
+
+
+def _choice(context: ServerContext, chat: ChatRequest, index: int, answer: Answer) -> dict[str, Any]:
+    assert answer.finish is not None
+    text = "".join(answer.text)
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": {"role": "assistant", "content": text, "refusal": None},
+        "logprobs": None,
+        "finish_reason": finish_reason(answer.finish),
+        "stop_reason": answer.finish.matched,
+        "matched_stop": answer.finish.matched,
+    }
+    if chat.top_n is not None:
+        state = ChoiceLogprobs(context, chat)
+        choice["logprobs"] = state.logprobs(answer.logprobs, text, finished=True, matched=answer.finish.matched)
+    if chat.common.return_token_ids:
+        choice["token_ids"] = answer.token_ids
+    return choice

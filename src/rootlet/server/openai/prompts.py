@@ -1,0 +1,78 @@
+"""The `prompt` field of `/v1/completions`: a string, strings, token ids, or lists of token ids, all checked before any work is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rootlet.core.errors import InvalidValue
+from rootlet.server.context import ServerContext, offload
+from rootlet.server.errors import show
+from rootlet.server.fields import check_ids
+
+MAX_CHOICES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt. `text` as the client gave it, None for ids; `ids` None = the engine tokenizes. `param` names it in errors."""
+
+    param: str
+    text: str | None
+    ids: tuple[int, ...] | None
+
+    @property
+    def content(self) -> str | tuple[int, ...]:
+        """What goes to the engine."""
+        if self.ids is not None:
+            return self.ids
+        assert self.text is not None
+        return self.text
+
+
+def read_prompts(value: Any, param: str, vocab_size: int, *, n: int) -> list[Prompt]:
+    """Raises `InvalidValue` naming the item. Cost O(tokens given); a list over the bound is refused before its items are looked at."""
+    if isinstance(value, str):
+        return [Prompt(param=param, text=value, ids=None)]
+    if not isinstance(value, list):
+        what = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+        raise InvalidValue(param, f"{param} must be {what}, got {show(value)}")
+    if not value:
+        raise InvalidValue(param, f"{param} must not be empty")
+    if not isinstance(value[0], str | list):
+        return [Prompt(param=param, text=None, ids=check_ids(value, param, vocab_size))]
+    check_choices(len(value), n, param)
+    return [_item(item, f"{param}[{i}]", vocab_size, type(value[0])) for i, item in enumerate(value)]
+
+
+def check_choices(num_prompts: int, n: int, param: str) -> None:
+    """The bound on the choices of one HTTP request. Raises `InvalidValue`."""
+    if num_prompts > 1 and num_prompts * n > MAX_CHOICES:
+        raise InvalidValue(param, f"{param} holds {num_prompts} prompts with n={n}; one request may ask for at most {MAX_CHOICES} choices")
+
+
+def _item(item: Any, param: str, vocab_size: int, kind: type) -> Prompt:
+    if type(item) is not kind:
+        raise InvalidValue(param, f"{param} must be {'a string' if kind is str else 'a list of token ids'} like the first prompt, got {show(item)}")
+    if isinstance(item, str):
+        return Prompt(param=param, text=item, ids=None)
+    return Prompt(param=param, text=None, ids=check_ids(item, param, vocab_size))
+
+
+async def check_prompts(prompts: list[Prompt], context: ServerContext, *, add_special_tokens: bool, tokenize: bool) -> list[Prompt]:
+    """Refuses prompts without tokens or beyond the context. Texts of a batch are tokenized here, so that none starts when one is refused."""
+    tokenize = tokenize or len(prompts) > 1
+    checked = []
+    for prompt in prompts:
+        ids = prompt.ids
+        if ids is None and (tokenize or not prompt.text):
+            text = prompt.text or ""
+            encode = partial(context.manager.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            ids = tuple(await offload(len(text), encode))
+        if ids is not None:
+            if not ids:
+                raise InvalidValue(prompt.param, f"{prompt.param} is empty: a prompt must have at least one token")
+            context.check_prompt_len(prompt.param, len(ids))
+        checked.append(Prompt(param=prompt.param, text=prompt.text, ids=ids))
+    return checked

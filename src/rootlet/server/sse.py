@@ -1,0 +1,109 @@
+"""Server-sent events as clients really read them: one JSON a line, LF only, a blank line after each, no `event:` or `id:` lines.
+
+The first frame is pulled before any header is sent, so that what fails early has a real HTTP status. A comment keeps proxies awake, only after
+`keepalive_s` of silence. A client that leaves, or that reads nothing for `STALL_S`, ends the generator at once and so gives back its pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rootlet.core.clock import Clock
+from rootlet.core.errors import RequestFailed, RootletError
+from rootlet.server.errors import error_bytes
+from rootlet.server.events import until_gone, wait_gone
+
+DONE = b"data: [DONE]\n\n"
+STALL_S = 120.0
+_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def frame(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+async def open_stream(request: Request, frames: AsyncGenerator[bytes, None], *, keepalive_s: float, clock: Clock) -> Response:
+    """A streaming response whose first frame is already there. Raises what `frames` raises before it, and `ClientGone`. Owns `frames`."""
+    try:
+        first = await until_gone(request, _first(frames))
+    except BaseException:
+        await frames.aclose()
+        raise
+    return EventStream(first, frames, keepalive_s=keepalive_s, clock=clock)
+
+
+async def _first(frames: AsyncGenerator[bytes, None]) -> bytes:
+    async for item in frames:
+        return item
+    raise RequestFailed("the engine ended the request without an event")
+
+
+class EventStream(Response):
+    """Sends `first`, the rest of `frames`, and `[DONE]`. Two tasks: one pumps, one watches the client and the silence."""
+
+    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], *, keepalive_s: float, clock: Clock) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(_HEADERS)
+        self._first = first
+        self._frames = frames
+        self._keepalive_s = keepalive_s
+        self._clock = clock
+        self._last_s = clock.now()
+        self._sending = False
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        # Not the parent's: it would add a content length.
+        self.raw_headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in (headers or {}).items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.ensure_future(self._pump(send))
+        watch = asyncio.ensure_future(self._watch(receive, send))
+        try:
+            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                pump.result()
+        finally:
+            for task in (pump, watch):
+                task.cancel()
+            await asyncio.gather(pump, watch, return_exceptions=True)
+            await self._frames.aclose()
+
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        self._sending = True
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending = False
+        self._last_s = self._clock.now()
+
+    async def _pump(self, send: Send) -> None:
+        with suppress(OSError):  # the connection broke under the write: the same as a client that left
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._send(send, self._first)
+            try:
+                async for item in self._frames:
+                    await self._send(send, item)
+            except RootletError as error:
+                await self._send(send, frame(error_bytes(error)))
+            await self._send(send, DONE, more=False)
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Returns when the stream is to be given up."""
+        gone = asyncio.ensure_future(wait_gone(receive))
+        period_s = self._keepalive_s or STALL_S
+        try:
+            while not gone.done():
+                silent_s = self._clock.now() - self._last_s
+                await asyncio.wait({gone}, timeout=max(period_s - silent_s, period_s / 4))
+                silent_s = self._clock.now() - self._last_s
+                if gone.done() or (self._sending and silent_s >= STALL_S):
+                    return
+                if self._keepalive_s and not self._sending and silent_s >= self._keepalive_s:
+                    await self._send(send, b": keep-alive\n\n")
+        finally:
+            gone.cancel()
