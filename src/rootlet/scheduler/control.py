@@ -219,6 +219,6 @@ def req_line(req: Req) -> dict[str, Any]:
 
 def plan_line(plan: StepPlan) -> str:
     """One plan as one line; equal plans give equal lines (I11)."""
-    ends = plan.seq_lens
-    rows = [f"{rid}.{plan.epochs[b]}@{plan.pool_rows[b]}[{plan.prefix_lens[b]},{ends[b]}){'s' * bool(plan.sample[b])}" for b, rid in enumerate(plan.rids)]
-    return f"{plan.step} {plan.mode.name} {" ".join(rows)} -> {plan.out_cache_loc.tolist()}"
+    ends, marks = plan.seq_lens, ["s" if drawn else "" for drawn in plan.sample]
+    rows = [f"{rid}.{plan.epochs[b]}@{plan.pool_rows[b]}[{plan.prefix_lens[b]},{ends[b]}){marks[b]}" for b, rid in enumerate(plan.rids)]
+    return f"{plan.step} {plan.mode.name} {' '.join(rows)} -> {plan.out_cache_loc.tolist()}"
