@@ -37,8 +37,8 @@ class FileWeights:
         dtype: str = "auto",
         progress: Callable[[float, str], None] = lambda done, name: None,
     ) -> None:
-        """`label`: the file's name in messages. `dtype`: what unquantised matrices are converted to ("auto" = stay as they are). `progress(done in [0, 1], tensor name)`.
-        `kinds` counts the matrices as they are held, `num_bytes` their bytes."""
+        """`label`: the file's name in messages. `dtype`: what unquantised matrices are converted to ("auto" = stay as they are).
+        `progress(done in [0, 1], tensor name)`. `kinds` counts the matrices as they are held, `num_bytes` what they take."""
         self._file = file
         self._label = label
         self._table = table
@@ -64,8 +64,8 @@ class FileWeights:
         if len(parts) < len(names):
             return Weight("f32", sum(rows), cols, None)
         weight = join_rows(parts, note=self._note)
-        self._count(weight)
         self._table.prepare_linear(weight)
+        self._count(weight)
         if weight.packed is not None:
             weight.data = None
         return weight
@@ -75,9 +75,9 @@ class FileWeights:
         if raw is None:
             return Weight("f32", rows, cols, None)
         weight = self._kept(raw)
-        self._count(weight)
         if also_linear:
             self._table.prepare_linear(weight)
+        self._count(weight)
         return weight
 
     def vector(self, names: tuple[str, ...], rows: tuple[int, ...]) -> Tensor:
@@ -116,4 +116,5 @@ class FileWeights:
     def _count(self, weight: Weight) -> None:
         assert weight.data is not None
         self.kinds[weight.kind] += 1
-        self.num_bytes += weight.data.numel() * weight.data.element_size()
+        held = weight.packed if isinstance(weight.packed, Tensor) else weight.data
+        self.num_bytes += held.numel() * held.element_size()

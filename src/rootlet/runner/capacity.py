@@ -20,6 +20,8 @@ from rootlet.core.step import Capacity
 
 GIB = 1 << 30
 AUTO_SHARE = 0.25
+STEP_SHARE = 0.1
+MIN_STEP_TOKENS = 512
 RESERVE_SHARE = 0.05
 RESERVE_MIN_BYTES = 256 << 20
 MAX_SLOTS = 2**31 - 1
@@ -60,18 +62,23 @@ def context_len(config: RuntimeConfig, model: ModelConfig) -> int:
     return model.max_context_len if wanted is None else wanted
 
 
-def max_step_tokens(config: RuntimeConfig, ctx_len: int) -> int:
-    """Tokens of the largest plan: a prefill step (whole prompts when chunking is off), and a decode token of each running row in a mixed one."""
+def token_workspace_bytes(model: ModelConfig) -> int:
+    """Activations of one token: the widest buffers of one layer; layers reuse them."""
+    heads = model.num_heads + 2 * model.num_kv_heads
+    return 4 * (4 * model.hidden_size + 3 * heads * model.head_dim + 3 * model.intermediate_size)
+
+
+def max_step_tokens(config: RuntimeConfig, model: ModelConfig, available: int) -> int:
+    """Tokens of the largest plan: a prefill step and, in a mixed one, a decode token of each running row; less when its activations would take
+    more than `STEP_SHARE` of the memory. The scheduler cuts its chunks to it."""
     s = config.scheduler
-    prefill = max(s.chunked_prefill, min(s.max_prefill, ctx_len)) if s.chunked_prefill else ctx_len
-    return prefill + s.max_running
+    fits = int(available * STEP_SHARE) // token_workspace_bytes(model)
+    return min(max(s.max_prefill, s.chunked_prefill), max(fits, MIN_STEP_TOKENS)) + s.max_running
 
 
 def workspace_bytes(model: ModelConfig, *, step_tokens: int, max_rows: int, ctx_len: int) -> int:
-    """Activations of the largest step (the widest buffers of one layer; layers reuse them), logits, rope table."""
-    heads = model.num_heads + 2 * model.num_kv_heads
-    width = 4 * model.hidden_size + 3 * heads * model.head_dim + 3 * model.intermediate_size
-    return 4 * (step_tokens * width + max_rows * (model.vocab_size + model.hidden_size) + ctx_len * model.rope.rotary_dim)
+    """Activations of the largest step, logits of every row, rope table."""
+    return step_tokens * token_workspace_bytes(model) + 4 * (max_rows * (model.vocab_size + model.hidden_size) + ctx_len * model.rope.rotary_dim)
 
 
 def _gib(num_bytes: float) -> str:
@@ -100,7 +107,7 @@ def plan_memory(
 ) -> MemorySum:
     """The KV sum. `available` bytes before loading, `weights` bytes the weights take, `token_bytes` KV bytes a token. Raises `BadConfig`."""
     ctx_len, page_size, rows = context_len(config, model), config.cache.page_size, config.scheduler.max_running
-    steps = max_step_tokens(config, ctx_len)
+    steps = max_step_tokens(config, model, available)
     workspace = workspace_bytes(model, step_tokens=steps, max_rows=rows, ctx_len=ctx_len)
     reserve = max(RESERVE_MIN_BYTES, int(available * RESERVE_SHARE))
     left = available - weights - workspace - reserve

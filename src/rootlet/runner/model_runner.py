@@ -53,7 +53,8 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """Executes the plan. A row without finite logits fails alone."""
         start = time.perf_counter()
-        assert plan.num_tokens <= self.capacity.max_step_tokens and plan.num_rows <= self.capacity.max_rows, "a plan larger than the capacity"
+        assert plan.num_tokens <= self.capacity.max_step_tokens, f"{plan.num_tokens} tokens in a plan, at most {self.capacity.max_step_tokens}"
+        assert plan.num_rows <= self.capacity.max_rows, f"{plan.num_rows} rows in a plan, at most {self.capacity.max_rows}"
         for init in plan.row_inits:
             self.sampler.init_row(init)
             self.prompt_logprobs.init_row(init)

@@ -1,0 +1,102 @@
+"""Every model family against transformers on tiny random checkpoints, float32: greedy tokens one for one, logits within 1e-4 of their std.
+
+Each case runs on the reference kernels and, where they are built, on the native ones, recorded and eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fixtures.step_driver import Row, StepDriver
+from fixtures.transformers_oracle import CONFIGS, NEW_TOKENS, PROMPT_LEN, Oracle, make_oracle
+from rootlet.config.schema import CacheArgs, ComputeArgs, RuntimeConfig, SchedulerArgs
+from rootlet.kernels import dispatch
+from rootlet.runner.local_executor import LocalExecutor
+
+PAGE = 16
+NATIVE = dispatch.choose("auto", page_size=PAGE).native
+TABLES = ["reference", *(["native", "native-eager"] if NATIVE else [])]
+
+
+def executor_for(folder: Path, table: str, *, page_size: int = PAGE) -> LocalExecutor:
+    return LocalExecutor(
+        RuntimeConfig(
+            cache=CacheArgs(page_size=page_size, max_total_tokens=2048),
+            scheduler=SchedulerArgs(max_running=8, max_prefill=128, chunked_prefill=64),
+            compute=ComputeArgs(kernels=table.removesuffix("-eager"), graph=not table.endswith("-eager"), threads=1),
+        ),
+        folder,
+    )
+
+
+@pytest.fixture(scope="module", params=sorted(CONFIGS))
+def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    return make_oracle(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module", params=TABLES)
+def executor(request: pytest.FixtureRequest, oracle: Oracle) -> Iterator[LocalExecutor]:
+    made = executor_for(oracle.folder, request.param)
+    yield made
+    made.close()
+
+
+def close_logits(executor: LocalExecutor, expected: torch.Tensor, *, row: int = 0) -> bool:
+    last = executor.worker.runner.last
+    assert last is not None
+    return float((last.logits[row] - expected).abs().max()) < 1e-4 * float(expected.std())
+
+
+def test_checkpoint_tells_models_apart(oracle: Oracle) -> None:
+    assert len(set(oracle.tokens)) >= 8
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 7, 16, 33])
+def test_greedy_tokens_and_logits(oracle: Oracle, executor: LocalExecutor, chunk: int) -> None:
+    driver = StepDriver(executor)
+    row = driver.add(oracle.prompt)
+    driver.prefill(row, chunk=chunk)
+    assert close_logits(executor, oracle.logits[PROMPT_LEN - 1])
+    for k in range(NEW_TOKENS - 1):
+        driver.step([(row, 1)])
+        assert close_logits(executor, oracle.logits[PROMPT_LEN + k]), f"decode step {k}"
+    assert row.outputs == oracle.tokens
+
+
+@pytest.mark.parametrize("shared_len", [16, 32])
+def test_prefix_hit_continues_like_a_whole_prompt(oracle: Oracle, executor: LocalExecutor, shared_len: int) -> None:
+    driver = StepDriver(executor)
+    first = driver.add(oracle.prompt)
+    driver.generate([first], 4)
+    other_prompt = [*oracle.prompt[:shared_len], 5, 6, 7, 8, 9]
+    again = driver.add(oracle.prompt, share=first, shared_len=shared_len)
+    other = driver.add(other_prompt, share=first, shared_len=shared_len)
+    assert driver.generate([again, other], 8) == [oracle.tokens[:8], oracle.greedy(other_prompt, 8)]
+
+
+def test_mixed_batches(oracle: Oracle, executor: LocalExecutor) -> None:
+    """One row decodes while others prefill in chunks; extend rows come first in a plan."""
+    driver = StepDriver(executor)
+    prompts = [oracle.prompt, oracle.prompt[3:30], oracle.prompt[10:]]
+    early, *late = (driver.add(p) for p in prompts)
+    driver.prefill(early)
+    while any(not row.outputs for row in late):
+        work: list[tuple[Row, int]] = [(row, min(11, row.prompt_len - row.done)) for row in late if not row.outputs]
+        decoding = [row for row in (early, *late) if row.outputs]
+        driver.step([*work, *((row, 1) for row in decoding)])
+    while any(len(row.outputs) < 12 for row in (early, *late)):
+        driver.step([(row, 1) for row in (early, *late)], relay=True)
+    outputs = [row.outputs[:12] for row in (early, *late)]
+    assert outputs == [oracle.tokens[:12], *(oracle.greedy(p, 12) for p in prompts[1:])]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 32])
+def test_any_page_size(oracle: Oracle, page_size: int) -> None:
+    executor = executor_for(oracle.folder, "auto", page_size=page_size)
+    driver = StepDriver(executor)
+    assert driver.generate([driver.add(oracle.prompt)], NEW_TOKENS, chunk=9) == [oracle.tokens]
+    executor.close()

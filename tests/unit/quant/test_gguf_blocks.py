@@ -1,0 +1,53 @@
+"""Block types: sizes and values against the gguf library."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from rootlet.kernels.reference_blocks import BLOCK_BYTES, dequantize_rows, quantize_activations
+from rootlet.quant.gguf_blocks import BLOCK_TYPES, common_kind, quantize_q8_0
+
+
+def _values(rows: int, cols: int) -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(rows, cols)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", sorted(BLOCK_TYPES))
+def test_sizes_are_those_of_the_format(name: str) -> None:
+    block = BLOCK_TYPES[name]
+    assert (block.block_len, block.block_bytes) == GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+    assert block.row_bytes(512) == 512 // block.block_len * block.block_bytes
+    assert bool(block.fallback) != block.kernel
+
+
+@pytest.mark.parametrize("name", sorted(BLOCK_BYTES))
+def test_dequantised_values_are_exact(name: str) -> None:
+    data = quantize(_values(5, 96), GGMLQuantizationType[name.upper()])
+    np.testing.assert_array_equal(dequantize_rows(name, torch.from_numpy(data)).numpy(), dequantize(data, GGMLQuantizationType[name.upper()]))
+
+
+def test_q8_0_is_within_half_a_step() -> None:
+    values = _values(4, 64)
+    values[1, :32] = 0.0
+    back = dequantize_rows("q8_0", quantize_q8_0(torch.from_numpy(values))).numpy()
+    step = np.abs(values.reshape(4, 2, 32)).max(axis=-1, keepdims=True) / 127
+    assert (np.abs(back - values).reshape(4, 2, 32) <= step * 0.51 + 1e-7 + np.abs(values.reshape(4, 2, 32)) * 2**-11).all()
+    assert (back[1, :32] == 0).all()
+
+
+def test_activations_are_int8_with_a_scale_per_block() -> None:
+    x = torch.from_numpy(_values(3, 64))
+    q, d = quantize_activations(x)
+    assert q.abs().max() == 127
+    assert torch.equal(q, q.round())
+    torch.testing.assert_close((q * d).flatten(1), x, atol=float(d.max()) * 0.5001, rtol=0)
+
+
+def test_common_kind_of_joined_matrices() -> None:
+    assert common_kind(["q4_1", "q4_1"]) == "q4_1"
+    assert common_kind(["q4_0", "q5_0", "q8_0"]) == "q8_0"
+    assert common_kind(["q4_0", "bf16"]) == "f32"
