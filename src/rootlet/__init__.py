@@ -1,3 +1,23 @@
 """Rootlet: LLM serving with a radix tree over token prefixes at its heart."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rootlet.core.sampling_params import SamplingParams
+    from rootlet.engine.engine import Engine
+
 __version__ = "0.1.0"
+__all__ = ["Engine", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """`rootlet.Engine` on first use, so that importing one room never loads the others (the control wing must not load torch)."""
+    if name == "Engine":
+        from rootlet.engine.engine import Engine
+
+        return Engine
+    if name == "SamplingParams":
+        from rootlet.core.sampling_params import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'rootlet' has no attribute {name!r}")

@@ -3,7 +3,7 @@
     ROOTLET_CHECK=1              costly invariants after every tick
     ROOTLET_TEST_EXECUTOR=name   replaces the model by a fake one (`hash_lm`); for process tests only
     ROOTLET_RUNTIME_DIR          where the private socket directory is made; default XDG_RUNTIME_DIR, else the temporary directory
-    ROOTLET_CACHE_DIR            where fetched models are kept
+    ROOTLET_CACHE                where fetched models are kept (read in engine/model_source.py)
     ROOTLET_CONFIG               TOML file used when no --config is given
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PREFIX = "ROOTLET_"
-NOT_KNOBS = frozenset({"ROOTLET_CHECK", "ROOTLET_TEST_EXECUTOR", "ROOTLET_RUNTIME_DIR", "ROOTLET_CACHE_DIR", "ROOTLET_CONFIG"})
+NOT_KNOBS = frozenset({"ROOTLET_CHECK", "ROOTLET_TEST_EXECUTOR", "ROOTLET_RUNTIME_DIR", "ROOTLET_CACHE", "ROOTLET_CONFIG"})
 
 
 def environment() -> Mapping[str, str]:

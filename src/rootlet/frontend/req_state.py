@@ -33,8 +33,11 @@ class ChoiceState:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     fresh: bool = False
+    arrived_s: float = 0.0
+    first_s: float | None = None
 
-    def add(self, out: StrOutput) -> None:
+    def add(self, out: StrOutput, now_s: float) -> None:
+        """Merge one output. A stop string ends a request before the scheduler could send its account: then the front's clock gives one."""
         self.texts.append(out.text)
         self.token_ids.extend(out.token_ids)
         self.logprobs.extend(out.logprobs)
@@ -42,8 +45,11 @@ class ChoiceState:
         self.completion_len = max(self.completion_len, out.completion_len)
         self.cached_len = max(self.cached_len, out.cached_len)
         self.prompt_logprobs = out.prompt_logprobs if out.prompt_logprobs is not None else self.prompt_logprobs
-        self.stats = out.stats or self.stats
+        self.first_s = now_s if self.first_s is None else self.first_s
         self.finish = out.finish
+        self.stats = out.stats or self.stats
+        if self.finish is not None and self.stats is None:
+            self.stats = ReqStats(ttft_s=self.first_s - self.arrived_s, e2e_s=now_s - self.arrived_s, cached_device_len=self.cached_len)
         self.fresh = True
 
     def end(self, finish: Finish) -> None:

@@ -43,7 +43,8 @@ class ReqTable:
             if name in self._states or self._wire_rid(name) in self._routes:
                 raise InvalidValue("rid", f"rid {name!r} is in use by a request that has not ended")
         seed = req.sampling.seed if req.sampling.seed is not None else self._ids.seed()
-        state = ReqState(rid, tuple(ChoiceState(k, self._wire_rid(name), seed) for k, name in enumerate(names)))
+        now_s = self._clock.now()
+        state = ReqState(rid, tuple(ChoiceState(k, self._wire_rid(name), seed, arrived_s=now_s) for k, name in enumerate(names)))
         self._states[rid] = state
         for choice in state.choices:
             self._routes[choice.wire_rid] = (state, choice)

@@ -252,7 +252,7 @@ class TokenizerManager:
             if route is None:
                 continue
             state, choice = route
-            choice.add(out)
+            choice.add(out, self._clock.now())
             state.changed.set()
             if choice.finish is not None:
                 self._finished(state, choice, out)

@@ -17,7 +17,7 @@ from rootlet.ipc.codec import Codec
 M = TypeVar("M")
 
 MAX_DRAIN = 1024  # messages a call; keeps one recv from starving the tick
-LINGER_MS = 2000  # a process that ends still delivers its terminal messages, unless the peer is gone
+LINGER_S = 2.0  # a process that ends still delivers its terminal messages, unless the peer is gone
 
 
 def address(directory: Path, name: str) -> str:
@@ -33,11 +33,11 @@ def _pull(context: zmq.Context[zmq.Socket[bytes]], where: str) -> zmq.Socket[byt
 
 
 class ZmqSender(Generic[M]):
-    def __init__(self, where: str, codec: Codec[M]) -> None:
+    def __init__(self, where: str, codec: Codec[M], *, linger_s: float = LINGER_S) -> None:
         self._codec = codec
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.LINGER, round(linger_s * 1000))
         self._socket.connect(where)
 
     def send(self, message: M) -> None:

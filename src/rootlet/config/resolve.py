@@ -1,0 +1,49 @@
+"""Every "auto" of the control wing becomes a value, once, with the reason. What only the device knows (dtype, memory, kernels) is resolved there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from rootlet.config.schema import RuntimeConfig
+from rootlet.core.errors import BadConfig
+
+FEW_CORES = 2
+
+
+def num_usable_cores() -> int:
+    """Cores that this process may run on (affinity and containers considered)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def resolve_config(config: RuntimeConfig, *, num_cores: int) -> tuple[RuntimeConfig, dict[str, str]]:
+    """(config without the autos that the host decides, reason of each resolved field). Raises `BadConfig` for knobs that contradict."""
+    _check_together(config)
+    reasons: dict[str, str] = {}
+    few = num_cores <= FEW_CORES
+    cores = f"{num_cores} core{'s' if num_cores > 1 else ''}"
+    scheduler, server = config.scheduler, config.server
+    if scheduler.depth == "auto":
+        scheduler = dataclasses.replace(scheduler, depth="1" if few else "2")
+        reasons["depth"] = f"{cores}: " + ("the scheduler's thread is a kernel worker, one more would slow the team" if few else "plans overlap")
+    if server.detokenizer == "auto":
+        server = dataclasses.replace(server, detokenizer="inline" if few else "process")
+        reasons["detokenizer"] = f"{cores}: " + ("one process less" if few else "text is made beside the event loop")
+    return dataclasses.replace(config, scheduler=scheduler, server=server), reasons
+
+
+def _check_together(config: RuntimeConfig) -> None:
+    page, chunk = config.cache.page_size, config.scheduler.chunked_prefill
+    if 0 < chunk < page:
+        raise BadConfig(f"--chunked-prefill {chunk} is smaller than --page-size {page}: no chunk would fill a page")
+    if page & (page - 1):
+        raise BadConfig(f"--page-size must be a power of two, got {page}")
+    if config.cache.mem != "auto":
+        try:
+            gib = float(config.cache.mem)
+        except ValueError:
+            raise BadConfig(f"--mem must be auto or a number of GiB, got {config.cache.mem!r}") from None
+        if not 0 < gib < float("inf"):
+            raise BadConfig(f"--mem must be above 0 GiB, got {config.cache.mem!r}")

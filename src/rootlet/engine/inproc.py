@@ -1,0 +1,99 @@
+"""Everything in one process: the scheduler's loop in a thread, the front on the running event loop, in-process channels between them.
+
+For tests, notebooks and `Engine`; any executor. The same objects as the server, so "in-process = over ZeroMQ" is a test, not a hope.
+Installs no signal handlers and leaves nothing behind when it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from types import TracebackType
+
+from rootlet.config.schema import RuntimeConfig
+from rootlet.core.clock import Clock
+from rootlet.core.errors import RootletError
+from rootlet.core.ids import IdSource
+from rootlet.core.log import logger
+from rootlet.engine.model_side import FrontModel, LoadedExecutor, build_scheduler, ready_message
+from rootlet.frontend.tokenizer_manager import TokenizerManager
+from rootlet.ipc.channel_inproc import InprocAsyncChannel, InprocChannel
+from rootlet.ipc.codec import ToMain
+from rootlet.ipc.messages import SchedulerError, ShutdownReq, ToScheduler
+from rootlet.scheduler import loop as scheduler_loop
+
+JOIN_S = 10.0
+
+_log = logger("inproc")
+
+
+class InprocRuntime:
+    """Async context manager: `async with InprocRuntime(config, loaded, front) as manager`. One use. `config` is resolved (no "auto")."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        loaded: LoadedExecutor,
+        front: FrontModel,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+        check: bool = False,
+    ) -> None:
+        self._config = config
+        self._loaded = loaded
+        self._front = front
+        self._clock = clock
+        self._check = check
+        self._to_scheduler: InprocChannel[ToScheduler] = InprocChannel()
+        self._thread = threading.Thread(target=self._run_scheduler, name="rootlet-scheduler", daemon=True)
+        self.manager = TokenizerManager(self._to_scheduler.send, config, clock=clock, ids=ids)
+
+    async def __aenter__(self) -> TokenizerManager:
+        self._to_main: InprocAsyncChannel[ToMain] = InprocAsyncChannel(asyncio.get_running_loop())
+        front = self._front
+        self.manager.attach_model(
+            front.tokenizer, chat_template=front.chat_template, served_names=front.served_names, sampling_defaults=front.sampling_defaults
+        )
+        self._thread.start()
+        for message in await self._to_main.recv():
+            self.manager.handle(message)
+        self._reader = asyncio.create_task(self._read())
+        return self.manager
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.manager.begin_drain()
+        self._to_scheduler.send(ShutdownReq(drain_s=0.0))
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, JOIN_S)
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+        self.manager.engine_failed("the engine was closed")
+        self.manager.close()
+        self._to_main.close()
+        self._loaded.executor.close()
+
+    async def _read(self) -> None:
+        while True:
+            for message in await self._to_main.recv():
+                self.manager.handle(message)
+
+    def _run_scheduler(self) -> None:
+        """Main of the scheduler's thread: whatever escapes from it ends every open request instead of vanishing with the thread."""
+        try:
+            scheduler = build_scheduler(
+                self._config,
+                self._loaded,
+                send_to_detokenizer=self._to_main.send,
+                send_to_tokenizer=self._to_main.send,
+                clock=self._clock,
+                check=self._check,
+            )
+            self._to_main.send(ready_message(scheduler, self._loaded))
+            scheduler_loop.run(scheduler, self._to_scheduler.recv, int(self._config.scheduler.depth))
+        except RootletError as error:
+            self._to_main.send(SchedulerError(error.message, exit_code=2))
+        except Exception as error:
+            _log.exception("scheduler_failed")
+            self._to_main.send(SchedulerError(f"the scheduler failed: {type(error).__name__}"))

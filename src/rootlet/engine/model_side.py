@@ -1,0 +1,123 @@
+"""The two halves of a model: what the front needs (`FrontModel`) and what the scheduler drives (`LoadedExecutor`). Each process loads its own half.
+
+The one place that chooses between a real model and the fake one, so that everything behind it is the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rootlet.config.schema import RuntimeConfig
+from rootlet.core.clock import Clock, SystemClock
+from rootlet.core.step import Executor
+from rootlet.engine.hash_model import EOS_ID, HashTemplate, HashTokenizer, hash_executor
+from rootlet.ipc.messages import LoadProgress, SchedulerReady, ToTokenizer
+from rootlet.scheduler.scheduler import Scheduler
+
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class FrontModel:
+    """Text side. `served_names[0]` is the reported one."""
+
+    tokenizer: Any
+    chat_template: Any
+    served_names: tuple[str, ...]
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedExecutor:
+    """Compute side, with what `SchedulerReady` tells people about it."""
+
+    executor: Executor
+    eos_token_ids: tuple[int, ...]
+    memory_sum: tuple[str, ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def served_names(config: RuntimeConfig, model_path: Path | None) -> tuple[str, ...]:
+    """The names of --served-model-name, else what the user called the model, else the file's name."""
+    given = config.model.served_model_name
+    if given:
+        names = tuple(name.strip() for name in given.split(",") if name.strip())
+        if names:
+            return names
+    if config.model.model and not Path(config.model.model).exists():
+        return (config.model.model,)
+    if model_path is None:
+        return ("hash_lm",)
+    return (model_path.stem if model_path.is_file() else model_path.resolve().name,)
+
+
+def load_front(config: RuntimeConfig, model_path: Path | None, *, fake: str | None = None) -> FrontModel:
+    """Tokenizer, template, names, sampling defaults. Raises `BadModelFile`, `BadConfig`."""
+    names = served_names(config, model_path)
+    if fake is not None:
+        return FrontModel(HashTokenizer(), HashTemplate(), names)
+    assert model_path is not None
+    from rootlet.frontend.chat_template import load_chat_template
+    from rootlet.frontend.tokenizer import load_tokenizer
+
+    override = Path(config.model.chat_template) if config.model.chat_template else None
+    return FrontModel(load_tokenizer(model_path), load_chat_template(model_path, override), names, sampling_defaults(model_path))
+
+
+def sampling_defaults(model_path: Path) -> dict[str, Any]:
+    """What the model's generation_config.json recommends; {} without one, or for a broken one (it is advice only)."""
+    folder = model_path if model_path.is_dir() else model_path.parent
+    try:
+        document = msgspec.json.decode((folder / "generation_config.json").read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    if not isinstance(document, dict) or document.get("do_sample") is False:
+        return {}
+    return {key: document[key] for key in _SAMPLING_KEYS if isinstance(document.get(key), int | float)}
+
+
+def load_executor(
+    config: RuntimeConfig, model_path: Path | None, *, fake: str | None = None, progress: Callable[[LoadProgress], None] | None = None
+) -> LoadedExecutor:
+    """The executor of this machine. Slow: reads the weights. Raises `BadModelFile`, `BadConfig`."""
+    if fake is not None:
+        return LoadedExecutor(hash_executor(config, fake), (EOS_ID,), info={"model": "hash_lm"})
+    assert model_path is not None
+    from rootlet.config.model_load import load_model_config
+    from rootlet.runner.local_executor import LocalExecutor
+
+    eos = load_model_config(model_path).eos_token_ids
+    local = LocalExecutor(config, model_path, progress=progress, threaded=config.scheduler.depth != "1")
+    return LoadedExecutor(local, tuple(eos), tuple(local.memory_sum), dict(local.info))
+
+
+def build_scheduler(
+    config: RuntimeConfig,
+    loaded: LoadedExecutor,
+    *,
+    send_to_detokenizer: Callable[[Any], None],
+    send_to_tokenizer: Callable[[ToTokenizer], None],
+    clock: Clock | None = None,
+    check: bool = False,
+) -> Scheduler:
+    return Scheduler(
+        executor=loaded.executor,
+        scheduler_args=config.scheduler,
+        cache_args=config.cache,
+        eos_token_ids=loaded.eos_token_ids,
+        clock=clock or SystemClock(),
+        send_to_detokenizer=send_to_detokenizer,
+        send_to_tokenizer=send_to_tokenizer,
+        check=check,
+    )
+
+
+def ready_message(scheduler: Scheduler, loaded: LoadedExecutor) -> SchedulerReady:
+    """The scheduler's own capacity, and the executor's account of its memory."""
+    ready = scheduler.ready_message()
+    return msgspec.structs.replace(ready, memory_sum=ready.memory_sum or loaded.memory_sum, info={**loaded.info, **ready.info})
