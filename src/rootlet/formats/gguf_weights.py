@@ -6,7 +6,6 @@ and the rope runs on pairs. Does not know which tensors a model needs (`formats.
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from rootlet.core.errors import BadModelFile
 from rootlet.formats.gguf import GGUFFile
 from rootlet.formats.gguf_split import open_pieces
 from rootlet.formats.tensor import RawTensor, dequantize
-
-_log = logging.getLogger(__name__)
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
@@ -51,7 +48,7 @@ class GGUFWeights:
     """All pieces of one GGUF model. `metadata` is the first piece's."""
 
     def __init__(self, path: Path) -> None:
-        """Open the model that `path` means. Tensors without a place are named in a warning. Raises: BadModelFile."""
+        """Open the model that `path` means. `unknown` = tensors without a place. Raises: BadModelFile."""
         self._files = open_pieces(path)
         self._where: dict[str, tuple[GGUFFile, str]] = {}
         self._side: dict[str, GGUFFile] = {}
@@ -66,9 +63,6 @@ class GGUFWeights:
                     self._side[name] = file
                 else:
                     unknown.append(name)
-        if unknown:
-            shown = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-            _log.warning("unknown_tensors file=%s ignored=%s", self.label, shown)
         self.unknown: tuple[str, ...] = tuple(unknown)
 
     @property

@@ -36,7 +36,10 @@ def open_weights(path: Path) -> WeightFile:
     Raises: BadModelFile naming the file, the tensor and what was expected (missing, mixed or truncated pieces, unknown types, two models).
     """
     if is_gguf_model(path):
-        return GGUFWeights(path)
+        weights = GGUFWeights(path)
+        if weights.unknown:
+            _log.warning("unknown_tensors file=%s count=%d ignored=%s", weights.label, len(weights.unknown), ",".join(weights.unknown[:5]))
+        return weights
     if path.is_file() and path.suffix != ".safetensors":
         raise BadModelFile(f"{path.name}: neither a GGUF nor a safetensors file.")
     return SafetensorsWeights(path)

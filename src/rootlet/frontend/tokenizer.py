@@ -1,0 +1,194 @@
+"""Text <-> token ids, for tokenizer.json and for the vocabulary in a GGUF file alike.
+
+Owns the true bytes of each token (what detokenising and byte-level stop matching build on) and when BOS is added. Does not render chats
+(`frontend.chat_template`) nor make text incrementally (`frontend.detokenize`). The text of a special token inside a prompt becomes that
+token, as in Hugging Face's `encode`. Safe to share between threads: nothing changes after construction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import tokenizers
+
+from rootlet.core.errors import BadModelFile, InvalidValue
+from rootlet.formats.hf import read_json, read_optional_json, token_text
+from rootlet.formats.weights import is_gguf_model
+from rootlet.frontend.tokenizer_gguf import build_from_gguf
+
+_BYTE_PIECE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet backwards: printable Latin-1 bytes stand for themselves, the other 68 for U+0100 onwards, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` with what serving needs beside it. Ids are ints in [0, vocab_size)."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        vocab_size: int = 0,
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        add_bos: bool | None = None,
+        add_eos: bool = False,
+    ) -> None:
+        """`vocab_size` = the model's padded one. `add_bos` None = the backend's own post-processor decides about BOS and EOS."""
+        self._backend = backend
+        self._added = backend.get_added_tokens_decoder()
+        decoder = _state(backend.decoder)
+        self._byte_level = "ByteLevel" in _types(decoder)
+        self._own_specials = add_bos is not None
+        self._prefix = [bos_token_id] if add_bos and bos_token_id is not None else []
+        self._suffix = [eos_token_id] if self._own_specials and add_eos and eos_token_id is not None else []
+        self.vocab_size = max(vocab_size, backend.get_vocab_size(with_added_tokens=True))
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.add_bos = bool(self._prefix) if self._own_specials else bos_token_id is not None and backend.encode("").ids[:1] == [bos_token_id]
+        self.left_context_dependent = _strips_first_space(decoder)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`, with BOS (and EOS) as the model wants if `add_special_tokens`. Raises: InvalidValue for lone surrogates."""
+        return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of each text; drops the GIL. Raises: InvalidValue for lone surrogates."""
+        for text in texts:
+            if not text.isascii():
+                _check_unicode(text)
+        by_backend = add_special_tokens and not self._own_specials
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=by_backend)
+        if add_special_tokens and self._own_specials:
+            return [[*self._prefix, *e.ids, *self._suffix] for e in encodings]
+        return [e.ids for e in encodings]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; broken UTF-8 becomes U+FFFD; ids that name no token give nothing."""
+        known = [i for i in ids if 0 <= i < self.vocab_size]
+        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that `token_id` stands for, before any stripping of a first space; special tokens give their text; b"" for padding ids."""
+        added = self._added.get(token_id)
+        if added is not None:
+            return added.content.encode()
+        piece = self.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._byte_level:
+            values = [_ALPHABET.get(char) for char in piece]
+            return piece.encode() if None in values else bytes(v for v in values if v is not None)
+        match = _BYTE_PIECE.match(piece)
+        return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode()
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it; None for padding ids."""
+        return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token by its spelling in the vocabulary; None if there is none."""
+        return self._backend.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `token_id` is a control token, left out by `decode(skip_special_tokens=True)`."""
+        added = self._added.get(token_id)
+        return added is not None and bool(added.special)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of the model at `path`: tokenizer.json of a folder, or built from GGUF metadata.
+
+    Raises: BadModelFile naming what is missing or not served. Logs a warning if a GGUF file's pre-tokenizer name is missing or unknown.
+    """
+    if is_gguf_model(path):
+        parts = build_from_gguf(path)
+        return Tokenizer(
+            parts.backend,
+            vocab_size=parts.vocab_size,
+            bos_token_id=parts.bos_token_id,
+            eos_token_id=parts.eos_token_id,
+            add_bos=parts.add_bos,
+            add_eos=parts.add_eos,
+        )
+    return _from_folder(path if path.is_dir() else path.parent)
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise BadModelFile(f"{folder.name}: no tokenizer.json; a tokenizer.model alone is not read: save the tokenizer in its fast form.")
+    if "model" not in read_json(file):
+        raise BadModelFile("tokenizer.json: no model in it; expected a file of the tokenizers library.")
+    backend = tokenizers.Tokenizer.from_file(str(file))
+    backend.no_truncation()
+    backend.no_padding()
+    settings = read_optional_json(folder, "tokenizer_config.json")
+    config = read_optional_json(folder, "config.json")
+    vocab_size = config.get("vocab_size")
+    ids = {key: _special_id(backend, settings, config, key) for key in ("bos", "eos")}
+    explicit = any(settings.get(key) is not None for key in ("add_bos_token", "add_eos_token"))
+    return Tokenizer(
+        backend,
+        vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
+        bos_token_id=ids["bos"],
+        eos_token_id=ids["eos"],
+        add_bos=bool(settings.get("add_bos_token", False)) if explicit else None,
+        add_eos=bool(settings.get("add_eos_token", False)),
+    )
+
+
+def _special_id(backend: tokenizers.Tokenizer, settings: dict[str, Any], config: dict[str, Any], key: str) -> int | None:
+    """tokenizer_config decides where it speaks (null = none); else config.json's id (the first of a list)."""
+    if f"{key}_token" in settings:
+        text = token_text(settings[f"{key}_token"])
+        return None if text is None else backend.token_to_id(text)
+    value = config.get(f"{key}_token_id")
+    if isinstance(value, list) and value:
+        value = value[0]
+    return value if isinstance(value, int) else None
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValue("prompt", f"The text holds a lone surrogate (U+{ord(text[error.start]):04X}) at position {error.start}.") from error
+
+
+def _state(component: Any) -> dict[str, Any]:
+    """The JSON of one part of a tokenizer, without serialising its vocabulary."""
+    if component is None:
+        return {}
+    found = orjson.loads(component.__getstate__())
+    return found if isinstance(found, dict) else {}
+
+
+def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    return decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+
+
+def _types(decoder: dict[str, Any]) -> set[str]:
+    return {str(step.get("type")) for step in _steps(decoder)}
+
+
+def _strips_first_space(decoder: dict[str, Any]) -> bool:
+    """Whether decoding drops a space at the very start, so that a token's text depends on what stands to its left."""
+    for step in _steps(decoder):
+        if step.get("type") == "Strip" and step.get("start", 0) > 0:
+            return True
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never":
+            return True
+    return False
