@@ -67,9 +67,8 @@ async def _turn(client: Any, oracle: TrieOracle, messages: list[dict[str, str]],
     stamps: list[float] = []
     ids: list[int] = []
     text, usage = "", None
-    stream = await client.chat.completions.create(
-        model="default", messages=messages, max_tokens=max_tokens, temperature=0.0, stream=True, stream_options={"include_usage": True}, extra_body={"return_token_ids": True}
-    )
+    options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": {"return_token_ids": True}}
+    stream = await client.chat.completions.create(model="default", messages=messages, max_tokens=max_tokens, temperature=0.0, **options)
     async for chunk in stream:
         usage = chunk.usage or usage
         for choice in chunk.choices:

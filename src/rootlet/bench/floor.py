@@ -79,7 +79,8 @@ def _ours(engine: Engine) -> tuple[Callable[[], float], Callable[[], float]]:
 
     def decode() -> float:
         stamps = []
-        for _ in engine.generate(_prompt(next(salt))[:128], {"max_new_tokens": GENERATE + 1, "temperature": 0.0, "ignore_eos": True}, stream=True):
+        sampling = {"max_new_tokens": GENERATE + 1, "temperature": 0.0, "ignore_eos": True}
+        for _ in engine.generate(_prompt(next(salt))[:128], sampling, stream=True):
             stamps.append(time.perf_counter())
         return GENERATE / (stamps[-1] - stamps[0])
 
@@ -102,7 +103,17 @@ def main() -> None:
     print(json.dumps({"machine": platform.processor() or platform.machine(), "threads": options.threads, "file": os.path.basename(path)}))
     for name, values in results.items():
         unit = "passes/s" if name == "calibration" else "tok/s"
-        print(json.dumps({"what": name, "unit": unit, "min": round(min(values), 1), "median": round(statistics.median(values), 1), "max": round(max(values), 1)}))
+        print(
+            json.dumps(
+                {
+                    "what": name,
+                    "unit": unit,
+                    "min": round(min(values), 1),
+                    "median": round(statistics.median(values), 1),
+                    "max": round(max(values), 1),
+                }
+            )
+        )
     for what in ("prefill", "decode"):
         print(f"{what}: rootlet / llama.cpp = {median_ratio(results[f'rootlet {what}'], results[f'llama.cpp {what}']):.2f}")
 

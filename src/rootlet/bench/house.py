@@ -44,9 +44,9 @@ def _imports(paths: list[Path], src: Path) -> dict[str, set[str]]:
 def cyclic_modules(graph: dict[str, set[str]]) -> set[str]:
     """Modules that can reach themselves: every module of every import cycle. O(modules * edges)."""
     found = set()
-    for start in graph:
+    for start, direct in graph.items():
         seen: set[str] = set()
-        todo = list(graph[start])
+        todo = list(direct)
         while todo:
             module = todo.pop()
             if module not in seen:

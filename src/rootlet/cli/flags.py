@@ -15,7 +15,7 @@ from rootlet.config.schema import RuntimeConfig
 def knobs() -> Iterator[tuple[str, Field[Any], Any]]:
     """(section, field, type) of every knob, in the order of the schema."""
     for section in fields(RuntimeConfig):
-        args = section.default_factory()  # type: ignore[misc]
+        args = getattr(RuntimeConfig(), section.name)
         hints = get_type_hints(type(args))
         for item in fields(args):
             yield section.name, item, hints[item.name]

@@ -1,0 +1,44 @@
+"""`rootlet serve`: flags, environment and file to a `RuntimeConfig`, then `engine.launch`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import cyclopts
+
+from rootlet.cli.flags import given, with_knobs
+from rootlet.config.load import load_config
+
+
+def _print_config(config: Any, sources: dict[str, str]) -> None:
+    for section in fields(config):
+        args = getattr(config, section.name)
+        for item in fields(args):
+            value = "***" if item.name == "api_key" and getattr(args, item.name) else getattr(args, item.name)
+            print(f"{section.name + '.' + item.name:32} {value!s:24} {sources.get(item.name, 'default')}")
+
+
+@with_knobs
+def serve(
+    model: Annotated[str | None, cyclopts.Parameter(help="GGUF file, folder of safetensors, or Hub id [default: SmolLM2-135M-Instruct]")] = None,
+    *,
+    config: Annotated[Path | None, cyclopts.Parameter(help="TOML file with the same keys as the flags, a table per section")] = None,
+    print_config: Annotated[bool, cyclopts.Parameter(help="print every value and where it came from, then exit", negative="")] = False,
+    **flags: Any,
+) -> int:
+    """Serve a model over HTTP.
+
+    Every flag is also ROOTLET_FLAG_NAME in the environment and a key of --config; flags win, then environment, then file.
+    """
+    resolved, sources = load_config(given({"model": model, **flags}), os.environ, config)
+    if print_config:
+        _print_config(resolved, sources)
+        return 0
+    from rootlet.cli.panel import StartupPanel
+    from rootlet.engine.launch import launch
+
+    panel = StartupPanel(key=resolved.server.api_key, host=resolved.server.host)
+    return launch(resolved, on_event=panel.on_event)
