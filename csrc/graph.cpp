@@ -29,7 +29,7 @@ void Tape::replay(const StepHeader& counts, bool profile) {
   const char* names[] = {"num_tokens", "num_rows", "num_logit_rows", "num_work"};
   for (int i = 0; i < kNumRowSpaces; ++i) {
     if (asked[i] < 0 || (max_rows_[i] != 0 && asked[i] > max_rows_[i])) {
-      throw std::out_of_range(std::string(names[i]) + " = " + std::to_string(asked[i]) + " is outside [0, " + std::to_string(max_rows_[i]) +
+      throw std::invalid_argument(std::string(names[i]) + " = " + std::to_string(asked[i]) + " is outside [0, " + std::to_string(max_rows_[i]) +
                               "], the size the graph was captured with");
     }
   }

@@ -20,7 +20,7 @@ class Tape {
   void append(const char* name, OpFn fn, const void* args, size_t bytes);
   // A count that follows `space` at replay; `max_rows` is the captured size, which replay may not exceed.
   Count count(RowSpace space, int32_t max_rows);
-  // Throws std::out_of_range when a count is negative or above the captured maximum of its space.
+  // Throws std::invalid_argument when a count is negative or above the captured maximum of its space.
   void replay(const StepHeader& counts, bool profile);
 
   size_t size() const { return ops_.size(); }

@@ -1,0 +1,157 @@
+"""Where ops get their output buffers from: torch outside a capture; under capture an arena that lives as long as the graph.
+
+A captured step is a list of native calls over fixed addresses. Its intermediate tensors come from the graph's `Arena`, which hands a buffer out again
+as soon as the last tensor over it (views count) is gone, so a whole model needs the memory of the few tensors that live at the same time, as in a
+CUDA graph's private pool. A `Recording` also knows what each buffer's rows count (tokens, logit rows), because one tape serves every size up to the
+captured maximum, and it refuses torch arithmetic, which would run once, at capture, and never again.
+
+Owns the one current recording of the process. Does not run tapes: that is `device.Graph`. Used by `kernels.ops.empty` and the native table.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Bytes = npt.NDArray[np.uint8]
+
+FIXED, TOKENS, ROWS, LOGIT_ROWS, WORK = -1, 0, 1, 2, 3
+"""Row spaces: what the leading dimension of a captured tensor counts (csrc/include/rootlet/tensor_args.h)."""
+
+ALIGN = 64
+
+
+class Arena:
+    """Buffers that are reused once nobody looks at them. Not thread-safe; `take` is O(log free buffers)."""
+
+    __slots__ = ("__weakref__", "_blocks", "_free", "nbytes")
+
+    def __init__(self) -> None:
+        self._blocks: list[Bytes] = []
+        self._free: list[tuple[int, int]] = []  # (size, block index), ascending
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> Bytes:
+        """Uninitialised, 64-byte aligned memory that goes back to the arena when the returned array is garbage."""
+        size = max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
+        at = bisect_left(self._free, (size, 0))
+        index = self._free.pop(at)[1] if at < len(self._free) else self._grow(size)
+        lease = self._blocks[index][:nbytes]
+        weakref.finalize(lease, self._release, index).atexit = False
+        return lease
+
+    def _grow(self, size: int) -> int:
+        raw = np.empty(size + ALIGN, np.uint8)
+        start = -raw.ctypes.data % ALIGN
+        self._blocks.append(raw[start : start + size])
+        self.nbytes += size
+        return len(self._blocks) - 1
+
+    def _release(self, index: int) -> None:
+        insort(self._free, (self._blocks[index].nbytes, index))
+
+
+class Recording:
+    """What a capture under way knows. `tape` is the native tape that ops append to; `kept` must live as long as the tape."""
+
+    __slots__ = ("_quantized", "_spaces", "arena", "kept", "tape")
+
+    def __init__(self, tape: Any) -> None:
+        self.tape = tape
+        self.arena = Arena()
+        self.kept: list[Any] = []
+        self._spaces: dict[int, int] = {}
+        self._quantized: dict[int, dict[Any, tuple[Tensor, Tensor]]] = {}
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor over arena memory whose rows count tokens until `set_space` says otherwise."""
+        lease = self.arena.take(math.prod(shape) * dtype.itemsize)
+        address = lease.ctypes.data
+        self._spaces[address] = TOKENS
+        weakref.finalize(lease, self._forget, address).atexit = False
+        return torch.from_numpy(lease).view(dtype).view(shape)
+
+    def owns(self, x: Tensor) -> bool:
+        """True for a tensor, or a view of one, that this recording allocated."""
+        return x.untyped_storage().data_ptr() in self._spaces
+
+    def space(self, x: Tensor) -> int:
+        """What x's rows count. Static inputs from outside (ids, positions) count tokens."""
+        return self._spaces.get(x.untyped_storage().data_ptr(), TOKENS)
+
+    def set_space(self, x: Tensor, space: int) -> None:
+        assert self.owns(x), "only a tensor of this recording has a row space of its own"
+        self._spaces[x.untyped_storage().data_ptr()] = space
+
+    def keep(self, *owners: Any) -> None:
+        """Memory that the tape points into. Tensors of the arena are left out: their memory lives with the arena, and they may be reused."""
+        self.kept.extend(o for o in owners if not (isinstance(o, Tensor) and self.owns(o)))
+
+    def quantized(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The int8 form of x that an earlier linear recorded; it is valid as long as x lives, since arena tensors are written once."""
+        return self._quantized.get(x.untyped_storage().data_ptr(), {}).get(_view_key(x))
+
+    def set_quantized(self, x: Tensor, q: Tensor, scales: Tensor) -> None:
+        if self.owns(x):
+            self._quantized.setdefault(x.untyped_storage().data_ptr(), {})[_view_key(x)] = (q, scales)
+
+    def _forget(self, address: int) -> None:
+        self._spaces.pop(address, None)
+        self._quantized.pop(address, None)
+
+
+def _view_key(x: Tensor) -> tuple[Any, ...]:
+    return (x.data_ptr(), *x.shape, *x.stride())
+
+
+class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises on every torch operation that computes: it would not be on the tape."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returns = func._schema.returns
+        if not returns or any(r.alias_info is None or r.alias_info.is_write for r in returns):
+            raise RuntimeError(f"torch operation {func} under graph capture: only kernels.ops record themselves (views are fine)")
+        return func(*args, **(kwargs or {}))
+
+
+_current: Recording | None = None
+
+
+def current() -> Recording | None:
+    """The recording under way, or None: ops run at once."""
+    return _current
+
+
+def current_tape() -> Any:
+    """The native tape under way, or None."""
+    return None if _current is None else _current.tape
+
+
+@contextmanager
+def recording(tape: Any) -> Iterator[Recording]:
+    """Ops inside append themselves to `tape`. One at a time in a process. Afterwards the caller owns the recording and must keep it with the tape."""
+    global _current
+    assert _current is None, "a capture is already under way"
+    _current = Recording(tape)
+    try:
+        with _ViewsOnly():  # type: ignore[no-untyped-call]
+            yield _current
+    finally:
+        _current = None
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor: from the capture's arena, else from torch."""
+    if _current is None:
+        return torch.empty(shape, dtype=dtype)
+    return _current.allocate(shape, dtype)
