@@ -217,6 +217,3 @@ def is_gguf(path: Path) -> bool:
         return True
     with path.open("rb") as handle:
         return handle.read(4) == b"GGUF"
-
-
-
