@@ -1,0 +1,159 @@
+"""The same work done in two ways must leave the same cache. Letters as in the design's list of metamorphic checks."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fixtures.cache_bench import CacheBench
+from fixtures.cache_oracle import SORT_KEYS
+from rootlet.cache.eviction import POLICIES, LazyHeap
+from rootlet.cache.key import pack
+from rootlet.cache.node import UnifiedTreeNode
+from rootlet.cache.types import RadixKey
+from rootlet.core.types import Namespace
+
+quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
+prompts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=2, max_size=10)
+
+
+def key(tokens: list[int]) -> RadixKey:
+    return RadixKey(Namespace(), pack(tokens))
+
+
+def shape(bench: CacheBench) -> list[tuple[int, tuple[int, ...]]]:
+    return sorted((start, path) for _, start, path, _ in bench.spans())
+
+
+def drain(bench: CacheBench) -> list[frozenset[tuple[int, ...]]]:
+    """Evict page by page; what is left after each."""
+    left = []
+    while bench.cache.evictable_pages:
+        assert bench.cache.ensure_pages(bench.cache.free_pages + 1)
+        left.append(frozenset(path for _, _, path, _ in bench.spans()))
+    return left
+
+
+@quick
+@given(prompts=prompts, asked=prompts)
+def test_a_probes_change_nothing_and_matches_change_no_size(prompts: list[list[int]], asked: list[list[int]]) -> None:
+    one, two, three = (CacheBench(page_size=2) for _ in range(3))
+    for bench in (one, two, three):
+        for prompt in prompts:
+            bench.serve(prompt)
+    for tokens in asked:
+        two.probe(tokens)
+        sizes = three.cache.free_pages, three.cache.evictable_pages
+        three.cache.match_prefix(key(tokens))
+        assert (three.cache.free_pages, three.cache.evictable_pages) == sizes
+    assert two.cache.pretty() == one.cache.pretty()
+    assert drain(two) == drain(one)
+
+
+@pytest.mark.parametrize("policy", POLICIES.names())
+def test_b_the_heap_picks_what_a_sort_would(policy: str) -> None:
+    rng = np.random.default_rng(3)
+    root = UnifiedTreeNode(seq=0, tick=0, key=b"", start=0, end=0, parent=None)
+    heap, alive = LazyHeap(POLICIES.get(policy)), []
+    for tick in range(1, 1500):
+        move = rng.random()
+        if move < 0.3 or not alive:
+            node = UnifiedTreeNode(seq=tick, tick=tick, key=b"", start=0, end=1, parent=root)
+            node.priority = int(rng.integers(0, 3))
+            alive.append(node)
+            heap.offer(node)
+        elif move < 0.6:
+            node = alive[rng.integers(len(alive))]
+            node.tick, node.hits = tick, node.hits + int(rng.integers(0, 2))
+            heap.touch(node, num_nodes=len(alive))
+        elif move < 0.8:  # lock and unlock
+            node = alive[rng.integers(len(alive))]
+            node.pins = 1 - node.pins
+            if not node.pins:
+                heap.offer(node)
+        else:
+            free = [node for node in alive if not node.pins]
+            want = min(free, key=lambda n: (*_sort_key(policy, n), n.seq), default=None)
+            assert heap.pop() is want
+            if want is not None:
+                want.alive = False
+                alive.remove(want)
+        if tick % 50 == 0:
+            heap.check([node for node in alive if not node.pins])
+
+
+def _sort_key(policy: str, node: UnifiedTreeNode) -> tuple[int, ...]:
+    class Seen:
+        used, born, hits, priority = node.tick, node.created, node.hits, node.priority
+
+    return SORT_KEYS[policy](Seen)  # type: ignore[arg-type]
+
+
+def test_b_stale_entries_of_a_falling_key_are_compacted() -> None:
+    root = UnifiedTreeNode(seq=0, tick=0, key=b"", start=0, end=0, parent=None)
+    heap, nodes = LazyHeap(POLICIES.get("mru")), [UnifiedTreeNode(seq=i, tick=i, key=b"", start=0, end=1, parent=root) for i in range(1, 4)]
+    for node in nodes:
+        heap.offer(node)
+    for tick in range(10, 10_000):
+        nodes[tick % 3].tick = tick
+        heap.touch(nodes[tick % 3], num_nodes=3)
+        assert len(heap) <= 2 * 3 + 1024
+    assert [heap.pop() for _ in range(3)] == heapq.nlargest(3, nodes, key=lambda node: node.tick)
+
+
+@quick
+@given(prompts=prompts, policy=st.sampled_from(POLICIES.names()))
+def test_c_two_instances_with_the_same_calls_evict_the_same(prompts: list[list[int]], policy: str) -> None:
+    one = CacheBench(page_size=1, num_pages=14, policy=policy)
+    two = CacheBench(page_size=1, num_pages=14, policy=policy)
+    for prompt in prompts:
+        one.serve(prompt)
+    for prompt in prompts:
+        two.serve(prompt)
+        two.probe(prompt[::-1])
+    assert one.cache.pretty() == two.cache.pretty()
+    assert drain(one) == drain(two)
+    assert one.cache.allocator.free_pages().tolist() == two.cache.allocator.free_pages().tolist()
+
+
+@quick
+@given(prompts=prompts, size=st.sampled_from((2, 4)), policy=st.sampled_from(POLICIES.names()))
+def test_d_pages_of_k_tokens_are_pages_of_one_when_prompts_are_whole_pages(prompts: list[list[int]], size: int, policy: str) -> None:
+    """One token of the small cache stands for a page of k equal tokens of the other."""
+    small = CacheBench(page_size=1, num_pages=20, policy=policy)
+    large = CacheBench(page_size=size, num_pages=20, policy=policy)
+    for prompt in prompts:
+        small.serve(prompt)
+        large.serve([token for token in prompt for _ in range(size)])
+        assert [(start * size, len(path) * size) for start, path in shape(small)] == [(start, len(path)) for start, path in shape(large)]
+        assert large.cache.free_pages == small.cache.free_pages
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_e_the_order_in_which_duplicates_finish_does_not_change_what_is_used(order: tuple[int, ...]) -> None:
+    bench = CacheBench(page_size=2)
+    runs = [bench.run([1, 2, 3, 4, 5]) for _ in range(3)]
+    for i in order:
+        bench.finish(runs[i])
+        bench.check()
+    assert (bench.cache.free_pages, bench.cache.evictable_pages, shape(bench)) == (62, 2, [(0, (1, 2, 3, 4))])
+
+
+@quick
+@given(prompts=prompts, later=prompts, policy=st.sampled_from(POLICIES.names()))
+def test_h_a_flushed_cache_is_a_fresh_one(prompts: list[list[int]], later: list[list[int]], policy: str) -> None:
+    used, fresh = CacheBench(page_size=2, policy=policy), CacheBench(page_size=2, policy=policy)
+    for prompt in prompts:
+        used.serve(prompt)
+    assert used.cache.flush()
+    used.check()
+    for bench in (used, fresh):
+        for prompt in later:
+            bench.serve(prompt)
+    assert shape(used) == shape(fresh)
+    assert used.cache.allocator.free_pages().tolist() == fresh.cache.allocator.free_pages().tolist()
+    assert drain(used) == drain(fresh)
