@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rootlet.core.errors import BadConfig
+from rootlet.device.base import Graph
 from rootlet.kernels import reference_attention
 from rootlet.kernels.ops import AttentionMeta, KernelTable, KVLayer
 from rootlet.kernels.reference import ReferenceTable
@@ -16,13 +19,14 @@ NATIVE_PAGE_SIZES = (16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """`attention`: name of the attention backend that fits `table`. `native`: linear layers and sampling are native. `can_record`: every op of
-    the table records itself under graph capture. `reason`: a sentence for the log."""
+    """`attention`: name of the attention backend that fits `table`. `native`: linear layers and sampling are native. `set_threads` sizes the
+    process's team. `new_graph`: an empty graph that every op of the table records itself in, None = the table cannot. `reason`: for the log."""
 
     table: KernelTable
     attention: str
     native: bool
-    can_record: bool
+    set_threads: Callable[[int], None]
+    new_graph: Callable[[], Graph] | None
     reason: str
 
 
@@ -50,31 +54,28 @@ class PlainAttentionTable:
         return reference_attention.attention(q.contiguous(), layer, meta, scale, window)
 
 
-def _native() -> tuple[KernelTable | None, str]:
-    """The native table, or None and why there is none."""
-    try:
-        from rootlet.kernels.cpu.table import NativeTable
-    except ImportError as error:
-        return None, f"the native kernels are not built here ({error})"
-    return NativeTable(), ""
+def _reference(reason: str) -> KernelChoice:
+    return KernelChoice(ReferenceTable(), "reference", False, torch.set_num_threads, None, reason)
 
 
 def choose(wanted: str, *, page_size: int) -> KernelChoice:
     """`wanted`: auto | native | reference (--kernels). Raises `BadConfig` when native kernels were asked for and there are none."""
     if wanted == "reference":
-        return KernelChoice(ReferenceTable(), "reference", False, False, "reference kernels, as asked for (--kernels reference): slow")
-    native, why = _native()
-    if native is None:
+        return _reference("reference kernels, as asked for (--kernels reference): slow")
+    try:
+        from rootlet.kernels.cpu.table import NativeTable
+    except ImportError as error:
         if wanted == "native":
-            raise BadConfig(f"--kernels native: {why}; install a C++17 compiler and reinstall, or use --kernels auto")
-        return KernelChoice(ReferenceTable(), "reference", False, False, f"reference kernels, slow: {why}")
-    if page_size not in NATIVE_PAGE_SIZES:
-        sizes = ", ".join(map(str, NATIVE_PAGE_SIZES))
-        return KernelChoice(
-            PlainAttentionTable(native),
-            "reference",
-            True,
-            False,
-            f"native kernels with reference attention and no graph: --page-size {page_size} is none of {sizes}",
-        )
-    return KernelChoice(native, "cpu", True, True, f"{native.name} kernels")
+            raise BadConfig(f"--kernels native: not built here ({error}); reinstall with a C++17 compiler, or use --kernels auto") from error
+        return _reference(f"reference kernels, slow: the native ones are not built here ({error})")
+    native = NativeTable()
+
+    def set_threads(threads: int) -> None:
+        torch.set_num_threads(1)
+        native.set_threads(threads)
+
+    if page_size in NATIVE_PAGE_SIZES:
+        return KernelChoice(native, "cpu", True, set_threads, native.new_graph, f"{native.name} kernels")
+    sizes = ", ".join(map(str, NATIVE_PAGE_SIZES))
+    reason = f"{native.name} kernels with reference attention and no graph: --page-size {page_size} is none of {sizes}"
+    return KernelChoice(PlainAttentionTable(native), "reference", True, set_threads, None, reason)

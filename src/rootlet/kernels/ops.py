@@ -68,7 +68,10 @@ class AttentionMeta:
 class KernelTable(Protocol):
     """One implementation of every op. Native and reference tables both satisfy it."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For logs and reports."""
+        ...
 
     def prepare_linear(self, w: Weight) -> None:
         """Repack `w` for `linear` (native: 16-column groups, cpu-kernels.md 2). Idempotent. Called once at load."""

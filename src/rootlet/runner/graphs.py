@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from rootlet.device.base import Graph
 from rootlet.kernels.ops import AttentionMeta
 from rootlet.runner.forward_batch import ForwardBatch
 
@@ -13,11 +14,11 @@ Output = TypeVar("Output")
 
 class StepGraph(Generic[Output]):
     """Captures `forward` once, over static buffers of the largest step. Its output tensors live as long as the graph and are overwritten by each
-    replay."""
+    replay. Owns `graph`."""
 
     __slots__ = ("_graph", "_output")
 
-    def __init__(self, graph: Any, forward: Callable[[], Output]) -> None:
+    def __init__(self, graph: Graph, forward: Callable[[], Output]) -> None:
         self._graph = graph
         with self._graph.capture():
             self._output = forward()

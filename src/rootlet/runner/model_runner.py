@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rootlet.attention.base import AttentionBackend
 from rootlet.core.step import Capacity, RowResult, StepPlan, StepResult
+from rootlet.device.base import Graph
 from rootlet.layers.forward_context import ForwardContext, forward_context
 from rootlet.models.causal_lm import CausalLM
 from rootlet.runner.forward_batch import ForwardBatch
@@ -42,13 +43,13 @@ class ModelRunner:
         self.capacity = capacity
         self.batch = ForwardBatch(capacity)
         self.prompt_logprobs = PromptLogprobs(model.logits, native=native)
-        self.graph: StepGraph | None = None
+        self.graph: StepGraph[StepOutput] | None = None
         self.last: StepOutput | None = None
         self._context = ForwardContext(attention)
 
-    def capture(self) -> None:
-        """Records a step at the largest size; from now on steps are replayed."""
-        self.graph = StepGraph(self._forward_all)
+    def capture(self, graph: Graph) -> None:
+        """Records a step at the largest size in the empty `graph`; from now on steps are replayed."""
+        self.graph = StepGraph(graph, self._forward_all)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Executes the plan. A row without finite logits fails alone."""

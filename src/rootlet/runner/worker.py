@@ -6,7 +6,6 @@ Runs once, at start. What it returns is driven by an executor (`local_executor.p
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +19,13 @@ from rootlet.config.model import ModelConfig
 from rootlet.config.model_load import load_model_config
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.step import Capacity
+from rootlet.device.cpu import num_cores
 from rootlet.formats.weights import open_weights
 from rootlet.ipc.messages import LoadProgress
 from rootlet.kernels import dispatch, ops
 from rootlet.kernels.dispatch import KernelChoice
 from rootlet.kv.mha import MHATokenToKVPool, kv_bytes_per_token
+from rootlet.kv.pool import TokenToKVPool
 from rootlet.loader.weight_source import FileWeights
 from rootlet.models.causal_lm import CausalLM
 from rootlet.models.registry import build_model
@@ -44,6 +45,7 @@ class Worker:
     """`info`: model facts and choices, plain values. `memory_sum`: the KV sum, lines for people."""
 
     runner: ModelRunner
+    pool: TokenToKVPool
     info: dict[str, Any]
     memory_sum: tuple[str, ...]
 
@@ -66,13 +68,6 @@ class _Reporter:
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._start
-
-
-def _set_threads(config: RuntimeConfig, choice: KernelChoice) -> int:
-    """One team a process: the native one, or torch's for the reference. Returns its size."""
-    threads = config.compute.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(1 if choice.native else threads)
-    return threads
 
 
 def _load_model(
@@ -99,7 +94,7 @@ def _kv_dtype(config: RuntimeConfig, source: FileWeights) -> torch.dtype:
 
 def _make_runner(
     model: CausalLM, memory: MemorySum, *, choice: KernelChoice, kv_dtype: torch.dtype, graph: bool
-) -> ModelRunner:
+) -> tuple[ModelRunner, TokenToKVPool]:
     capacity = memory.capacity
     backend = find_backend(choice.attention)
     pool = MHATokenToKVPool(
@@ -108,9 +103,9 @@ def _make_runner(
     sampler = Sampler(max_rows=capacity.max_rows, vocab_size=capacity.vocab_size, max_logit_rows=capacity.max_rows, native=choice.native)
     attention = backend(pool, capacity, model.config.num_kv_heads)
     runner = ModelRunner(model, attention, sampler, capacity=capacity, native=choice.native)
-    if graph:
-        runner.capture()
-    return runner
+    if graph and choice.new_graph is not None:
+        runner.capture(choice.new_graph())
+    return runner, pool
 
 
 def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None = None) -> Worker:
@@ -120,7 +115,8 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
     model_config = load_model_config(path)
     choice = dispatch.choose(config.compute.kernels, page_size=config.cache.page_size)
     _log.info("kernels table=%s reason=%s", choice.table.name, choice.reason)
-    threads = _set_threads(config, choice)
+    threads = config.compute.threads or num_cores()
+    choice.set_threads(threads)
     ops.bind(choice.table)
     available = available_bytes()
     model, source = _load_model(config, model_config, path, choice=choice, report=report)
@@ -128,9 +124,9 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
     memory = plan_memory(
         config, model_config, available=available, weights=source.num_bytes, token_bytes=kv_bytes_per_token(model_config, kv_dtype)
     )
-    graph = config.compute.graph and choice.can_record
+    graph = config.compute.graph and choice.new_graph is not None
     report("graph", 0.0, "recording a step" if graph else "no graph")
-    runner = _make_runner(model, memory, choice=choice, kv_dtype=kv_dtype, graph=graph)
+    runner, pool = _make_runner(model, memory, choice=choice, kv_dtype=kv_dtype, graph=graph)
     report("warmup", 0.0)
     decode_s = warm_up(runner)
     report("ready", 1.0)
@@ -160,4 +156,4 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
         "load_s": round(report.elapsed_s, 3),
         "warmup_decode_s": round(decode_s, 5),
     }
-    return Worker(runner, info, memory.lines)
+    return Worker(runner, pool, info, memory.lines)

@@ -45,7 +45,7 @@ def make(monkeypatch: pytest.MonkeyPatch, threaded: bool) -> Iterator[Any]:
     made: list[LocalExecutor] = []
 
     def build(failures: dict[int, BaseException]) -> LocalExecutor:
-        worker = Worker(cast(Any, FakeRunner(failures)), {"model": "fake"}, ("sum",))
+        worker = Worker(cast(Any, FakeRunner(failures)), cast(Any, None), {"model": "fake"}, ("sum",))
         monkeypatch.setattr("rootlet.runner.local_executor.build_worker", lambda *args, **kwargs: worker)
         made.append(LocalExecutor(cast(Any, None), cast(Any, None), threaded=threaded))
         return made[-1]
