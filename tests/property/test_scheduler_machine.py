@@ -1,0 +1,172 @@
+"""Random lives of a scheduler on the hash LM: every invariant after every turn, every token against the definition (scheduler.md 5).
+
+ROOTLET_HYPOTHESIS_PROFILE=long runs many more and longer scripts.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fixtures.script import Script, generate, prompt_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rootlet.config.schema import CacheArgs
+from rootlet.core.types import LogprobSpec, Phase
+from rootlet.ipc.messages import AbortReq, DetokSpec, FlushCacheReq, GetStateReq, PauseReq, ShutdownReq, StopReq, TokenizedGenerateReqInput
+from rootlet.scheduler.state import retract_req
+
+LONG = os.environ.get("ROOTLET_HYPOTHESIS_PROFILE") == "long"
+MIN_EVENTS, MAX_EVENTS = (8, 60) if LONG else (5, 25)
+
+lengths = st.one_of(st.integers(1, 24), st.integers(1, 90))
+
+params = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.7, 1.5]),
+        "seed": st.integers(0, 3),
+        "choice_index": st.integers(0, 2),
+        "frequency_penalty": st.sampled_from([0.0, 1.0]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "min_new_tokens": st.integers(0, 6),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.sampled_from([(), (9, 10, 11)]),
+        "priority": st.integers(-1, 1),
+        "stream": st.booleans(),
+        "detok": st.sampled_from([DetokSpec(), DetokSpec(stop=("x",))]),
+        "deadline_s": st.sampled_from([None, 0.2, 5.0]),
+        "extra_key": st.sampled_from([None, "a"]),
+        "logprobs": st.sampled_from([None, LogprobSpec(), LogprobSpec(top_n=2, prompt_start=0), LogprobSpec(prompt_start=5)]),
+    },
+)
+
+events = st.one_of(
+    st.tuples(st.just("generate"), lengths, st.integers(0, 3), st.sampled_from([None, 0, 1, 2, 5, 12, 40]), params),
+    st.tuples(st.just("generate"), lengths, st.integers(0, 1), st.integers(1, 20), st.just({})),
+    st.tuples(st.just("burst"), st.integers(2, 8), lengths, st.integers(1, 40)),
+    st.tuples(st.just("burst"), st.integers(2, 8), lengths, st.integers(1, 40)),
+    st.tuples(st.just("child"), st.integers(0, 99)),
+    st.tuples(st.just("turns"), st.integers(1, 6)),
+    st.tuples(st.just("abort"), st.integers(0, 99)),
+    st.tuples(st.just("stop"), st.integers(0, 99), st.integers(0, 8)),
+    st.tuples(st.just("retract"), st.integers(0, 99)),
+    st.tuples(st.just("fail"), st.integers(0, 99)),
+    st.sampled_from([("abort_all",), ("pause",), ("resume",), ("flush",), ("state",), ("wait",)]),
+)
+
+houses = st.fixed_dictionaries(
+    {
+        "page_size": st.sampled_from([1, 2, 4, 16]),
+        "num_pages": st.integers(8, 64),
+        "depth": st.integers(1, 3),
+        "mode": st.sampled_from(["eager", "late"]),
+        "eos_rate": st.sampled_from([0.0, 0.1]),
+        "schedule_policy": st.sampled_from(["fcfs", "lpm"]),
+        "mixed_chunk": st.booleans(),
+        "chunked_prefill": st.sampled_from([0, 16, 17, 40]),
+        "max_prefill": st.sampled_from([8, 32, 512]),
+        "max_running": st.integers(1, 8),
+        "max_queue": st.sampled_from([4, 1024]),
+        "retract_every": st.sampled_from([0, 0, 1, 3]),
+        "conservativeness": st.sampled_from([0.1, 1.0]),
+        "cache": st.sampled_from([CacheArgs(), CacheArgs(prefix_cache=False), CacheArgs(evict="fifo")]),
+        "capacity": st.sampled_from([{"max_context_len": 160}, {"max_context_len": 96, "max_step_tokens": 48}]),
+    }
+)
+
+
+class Player:
+    """Turns events into messages. Rids are numbered; an event about number n means the (n modulo sent)-th request."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.num_sent = 0
+
+    def rid(self, n: int) -> str:
+        return f"r{n % max(self.num_sent, 1)}"
+
+    def new(self, length: int, family: int, max_new: int | None, **options: Any) -> TokenizedGenerateReqInput:
+        """Lengths wrap a little beyond the pool, so that some requests are refused at the door and most are not."""
+        rid, self.num_sent = f"r{self.num_sent}", self.num_sent + 1
+        length = 1 + (length - 1) % (self.script.capacity.pool_len + 2)
+        return generate(rid, prompt_of(length, family, shared=12), max_new, **options)
+
+    def play(self, event: tuple[Any, ...]) -> None:
+        script = self.script
+        match event:
+            case ("generate", length, family, max_new, options):
+                script.turn(self.new(length, family, max_new, **options))
+            case ("burst", count, length, max_new):
+                script.turn(*(self.new(length + 3 * i, i % 3, max_new + i, temperature=0.9, ignore_eos=i % 2 == 0) for i in range(count)))
+            case ("child", n):
+                if self.rid(n) not in script.sent:
+                    return
+                parent = script.sent[self.rid(n)]
+                child = generate(f"r{self.num_sent}", [], 6, parent_rid=parent.rid, choice_index=1, input_ids=parent.input_ids)
+                script.turn(child)
+                self.num_sent += 1
+            case ("turns", n):
+                for _ in range(n):
+                    script.turn()
+            case ("abort", n):
+                script.turn(AbortReq(rid=self.rid(n)))
+            case ("stop", n, keep_len):
+                script.turn(StopReq(rid=self.rid(n), keep_len=keep_len, matched="x"))
+            case ("retract", n):
+                req = script.scheduler.state.queues.by_rid.get(self.rid(n))
+                if req is not None and req.phase in (Phase.PREFILL, Phase.DECODE):
+                    retract_req(script.scheduler.state, req)
+                script.turn()
+            case ("fail", n):
+                if script.scheduler.state.queues.by_rid.get(self.rid(n)) is not None:
+                    script.executor.fail(self.rid(n))
+                script.turn()
+            case ("wait",):
+                script.clock.advance(0.15)
+                script.turn()
+            case (name,):
+                messages = {
+                    "abort_all": AbortReq(abort_all=True),
+                    "pause": PauseReq("p", paused=True),
+                    "resume": PauseReq("p", paused=False),
+                    "flush": FlushCacheReq("f", timeout_s=1.0),
+                    "state": GetStateReq("s", "state"),
+                }
+                script.turn(messages[name])
+
+
+@settings(
+    max_examples=1500 if LONG else 120,
+    deadline=None,
+    derandomize=not LONG,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(house=houses, script_events=st.lists(events, min_size=MIN_EVENTS, max_size=MAX_EVENTS), shutdown=st.booleans())
+def test_random_scripts_keep_every_invariant_and_every_token(house: dict[str, Any], script_events: list[tuple[Any, ...]], shutdown: bool) -> None:
+    script = Script(**house)
+    player = Player(script)
+    for event in script_events:
+        player.play(event)
+    script.turn(PauseReq("p", paused=False))
+    if shutdown:
+        script.turn(ShutdownReq(drain_s=1.0))
+        script.turn(ShutdownReq(drain_s=0.0))
+    script.run()
+    script.check_all_replies()
+
+
+@settings(max_examples=200 if LONG else 15, deadline=None, derandomize=not LONG, database=None, suppress_health_check=[HealthCheck.too_slow])
+@given(house=houses, script_events=st.lists(events, min_size=MIN_EVENTS, max_size=MAX_EVENTS))
+def test_same_script_gives_the_same_plans(house: dict[str, Any], script_events: list[tuple[Any, ...]]) -> None:
+    """I11."""
+    logs = []
+    for _ in range(2):
+        script = Script(**house)
+        player = Player(script)
+        for event in script_events:
+            player.play(event)
+        logs.append([(p.rids, p.epochs.tolist(), p.pool_rows.tolist(), p.input_ids.tolist(), p.out_cache_loc.tolist()) for p in script.plans])
+    assert logs[0] == logs[1]
