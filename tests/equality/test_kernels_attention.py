@@ -10,6 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+
 from fixtures.attention_cases import Request, capacity, config, dense, plan_of, request
 from rootlet.attention.metadata import StepTables
 from rootlet.kernels import reference_attention
@@ -111,9 +112,10 @@ def test_native_equals_reference_in_a_mixed_batch(page_size: int, half: bool) ->
 
 @needs_native
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [None, 33])
-def test_scalar_and_simd_agree_to_the_bit(heads: int, kv_heads: int, dim: int, half: bool, window: int | None, isa_guard: ModuleType) -> None:
+def test_scalar_and_simd_agree_to_the_bit(shape: tuple[int, int, int], half: bool, window: int | None, isa_guard: ModuleType) -> None:
+    heads, kv_heads, dim = shape
     outs, pools = [], []
     for isa in isa_guard.usable_isas().split(","):
         isa_guard.force_isa(isa)
@@ -224,8 +226,9 @@ def test_strided_rows_are_read_in_place() -> None:
 
 @needs_native
 def test_float16_rounds_to_nearest_even_with_all_specials() -> None:
-    values = torch.cat((torch.randn(4000) * 10.0 ** torch.linspace(-9, 6, 4000), torch.tensor([0.0, -0.0, 65519.9, 65520.0, 1e30, float("inf"), 2.98e-8])))
-    values = torch.nn.functional.pad(values, (0, -len(values) % 16)).view(-1, 16)
+    spread = torch.randn(4000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.linspace(-9, 6, 4000)
+    values = torch.cat((torch.tensor([0.0, -0.0, 65519.9, 65520.0, 1e30, float("inf"), 2.98e-8]), spread))
+    values = torch.nn.functional.pad(values, (0, -len(values) % 16), value=1.0).view(-1, 16)
     b = Bench(native_ops(), heads=1, kv_heads=1, dim=16, page_size=16, num_pages=40)
     slots = torch.arange(16, 16 + len(values), dtype=torch.int32)
     native_ops().store_kv(values, values, b.pool.layer(0), slots)
@@ -233,3 +236,26 @@ def test_float16_rounds_to_nearest_even_with_all_specials() -> None:
     assert torch.equal(stored.view(torch.int16), values.half().view(torch.int16))
     keys = b.pool.layer(0).k[1:].squeeze(2).squeeze(1).transpose(1, 2).reshape(-1, 16)[: len(values)]
     assert torch.equal(keys.view(torch.int16), values.half().view(torch.int16))
+
+
+@needs_native
+def test_a_captured_step_replays_for_every_smaller_step() -> None:
+    from rootlet.kernels.cpu.table import NativeTable
+
+    table = NativeTable()
+    shape = {"heads": 6, "kv_heads": 2, "dim": 32, "page_size": 16}
+    eager, b = Bench(native_ops(), **shape), Bench(native_ops(), **shape)
+    q, k, v = (torch.zeros(64, n) for n in (192, 64, 64))
+    graph = table.new_graph()
+    with graph.capture():
+        table.store_kv(k, v, b.pool.layer(0), b.tables.out_cache_loc)
+        out = table.attention(q, b.pool.layer(0), b.tables.meta, b.scale)
+    r, other = b.make([60, 9])
+    for parts in ([(r, 0, 50), (other, 0, 9)], [(r, 50, 57)], [(other, 8, 9), (r, 57, 58)]):
+        plan = plan_of(parts, 16)
+        b.tables.fill(plan)
+        n = plan.num_tokens
+        for to, name in ((q, "q"), (k, "k"), (v, "v")):
+            to[:n] = torch.cat([getattr(x, name)[begin:end] for x, begin, end in parts])
+        graph.replay(num_tokens=n, num_rows=plan.num_rows, num_logit_rows=0, num_work=int(b.tables.meta.num_work[0]))
+        assert bits(out[:n]) == bits(torch.cat(eager.step(parts)))

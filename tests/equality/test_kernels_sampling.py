@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from fixtures.sampling_cases import row_init, step_plan
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.step import RowInit, RowResult
 from rootlet.core.types import LogprobSpec
 from rootlet.sampling.logprobs import raw_logprobs
 from rootlet.sampling.sampler import Sampler
-
-from fixtures.sampling_cases import row_init, step_plan
 
 HAS_NATIVE = importlib.util.find_spec("rootlet.kernels.cpu._native") is not None
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="the native library is not built")
@@ -170,3 +170,23 @@ def test_raw_logprobs(top_n: int) -> None:
         assert list(got.top_logprobs) == pytest.approx(truth[r].sort(descending=True).values[: len(got.top_ids)].tolist(), abs=1e-9)
     one_by_one = [raw_logprobs(logits[r : r + 1], targets[r : r + 1], top_n, native=True)[0] for r in range(9)]
     assert one_by_one == native
+
+
+def test_a_captured_draw_replays_for_other_rows() -> None:
+    from rootlet.kernels.cpu.table import NativeTable
+
+    inits, steps = cases(21)
+    want = run(sampler(True), inits, [steps[0]])[0]
+    s = sampler(True)
+    for init in inits:
+        s.init_row(init)
+    logits = torch.zeros(16, VOCAB)
+    graph = NativeTable().new_graph()
+    with graph.capture():
+        s.sample(logits)
+    for rows in ([3, 1, 2], [0, 9]):
+        plan = step_plan([inits[i].pool_row for i in rows])
+        s.prepare(plan)
+        logits[: len(rows)] = steps[0][rows]
+        graph.replay(num_tokens=len(rows), num_rows=len(rows), num_logit_rows=len(rows))
+        assert s.collect(plan) == [want[i] for i in rows]

@@ -15,13 +15,18 @@ TOKENS = 0
 
 
 def _check_rows(name: str, x: Tensor) -> None:
-    assert x.dtype == torch.float32 and x.dim() == 2 and x.stride(1) == 1, f"{name} must be float32 rows, got {x.dtype} with strides {x.stride()}"
+    fits = x.dtype == torch.float32 and x.dim() == 2 and x.stride(1) == 1
+    assert fits, f"{name} must be float32 rows, got {x.dtype} with strides {x.stride()}"
 
 
 def _check_layer(layer: KVLayer) -> None:
-    assert layer.layout == "blocked" and layer.k.is_contiguous() and layer.v.is_contiguous(), f"native attention over a {layer.layout} layer"
-    assert layer.k.dtype == layer.v.dtype and layer.k.dtype in (torch.float16, torch.float32), f"KV dtype {layer.k.dtype}"
-    assert layer.page_size in (16, 32, 64, 128) and layer.v.shape[3] <= MAX_HEAD_DIM, f"page size {layer.page_size}, head dim {layer.v.shape[3]}"
+    assert layer.layout == "blocked", f"native attention over a {layer.layout} layer"
+    assert layer.k.is_contiguous(), "pages of keys must be contiguous"
+    assert layer.v.is_contiguous(), "pages of values must be contiguous"
+    assert layer.k.dtype == layer.v.dtype, f"keys {layer.k.dtype}, values {layer.v.dtype}"
+    assert layer.k.dtype in (torch.float16, torch.float32), f"KV dtype {layer.k.dtype}"
+    assert layer.page_size in (16, 32, 64, 128), f"page size {layer.page_size}"
+    assert layer.v.shape[3] <= MAX_HEAD_DIM, f"head dim {layer.v.shape[3]}, at most {MAX_HEAD_DIM}"
 
 
 def store_kv(k: Tensor, v: Tensor, layer: KVLayer, out_cache_loc: Tensor) -> None:
@@ -31,7 +36,8 @@ def store_kv(k: Tensor, v: Tensor, layer: KVLayer, out_cache_loc: Tensor) -> Non
     _check_layer(layer)
     heads, dim = layer.v.shape[1], layer.v.shape[3]
     assert k.shape == v.shape == (k.shape[0], heads * dim), f"k {tuple(k.shape)}, v {tuple(v.shape)} for {heads} heads of {dim}"
-    assert out_cache_loc.dtype == torch.int32 and out_cache_loc.shape[0] >= k.shape[0], "out_cache_loc must be int32 [>= T]"
+    assert out_cache_loc.dtype == torch.int32, "out_cache_loc must be int32"
+    assert out_cache_loc.shape[0] >= k.shape[0], f"{out_cache_loc.shape[0]} slots for {k.shape[0]} tokens"
     _native.store_kv(
         current_tape(), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), layer.k.data_ptr(), layer.v.data_ptr(), out_cache_loc.data_ptr(),
         k.shape[0], TOKENS, heads, dim, layer.page_size, layer.k.dtype == torch.float16,

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rootlet.kernels import workspace
 from rootlet.kernels.reference_sampling import OK, SampleRow
-from rootlet.kernels.workspace import current_tape
 
 I32 = npt.NDArray[np.int32]
 
@@ -22,6 +22,11 @@ I32 = npt.NDArray[np.int32]
 def available() -> bool:
     """True when the native library was built."""
     return importlib.util.find_spec("rootlet.kernels.cpu._native") is not None
+
+
+def _check_logits(logits: Tensor) -> None:
+    fits = logits.dtype == torch.float32 and logits.dim() == 2 and logits.stride(1) == 1
+    assert fits, f"logits must be float32 rows, got {logits.dtype} with strides {logits.stride()}"
 
 
 class NativeSampleState:
@@ -52,8 +57,12 @@ class NativeSampleState:
         """logits float32 [>= R, V], rows contiguous; edits change them in place. Records itself under capture."""
         from rootlet.kernels.cpu import _native
 
-        assert logits.dtype == torch.float32 and logits.shape[1] == self.vocab_size and logits.stride(1) == 1, "logits must be float32 [R, V] rows"
-        _native.sample(current_tape(), self._state, logits.data_ptr(), logits.stride(0))
+        _check_logits(logits)
+        assert logits.shape[1] == self.vocab_size, f"logits over {logits.shape[1]} ids, the sampler has {self.vocab_size}"
+        record = workspace.current()
+        if record is not None:
+            record.keep(logits, self)
+        _native.sample(workspace.current_tape(), self._state, logits.data_ptr(), logits.stride(0))
 
     def outputs(self, pool_row: int) -> int:
         """How many tokens this row has drawn, those before a retraction included."""
@@ -94,7 +103,8 @@ def raw_logprobs(logits: Tensor, targets: Tensor, top_n: int) -> list[tuple[floa
     from rootlet.kernels.cpu import _native
 
     rows, vocab = logits.shape
-    assert logits.dtype == torch.float32 and logits.stride(1) == 1 and targets.shape[0] == rows, "logits must be float32 [R, V] rows"
+    _check_logits(logits)
+    assert targets.shape[0] == rows, f"{targets.shape[0]} targets for {rows} rows"
     top_n = min(top_n, vocab)
     ids = targets.to(torch.int32).contiguous()
     assert rows == 0 or (int(ids.min()) >= 0 and int(ids.max()) < vocab), "a target lies outside the vocabulary"

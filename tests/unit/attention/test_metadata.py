@@ -1,0 +1,60 @@
+"""Work lists and static tables: every query row once per kv head, costliest first, buffers that never move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures import attention_cases
+from fixtures.attention_cases import capacity, plan_of, request
+from rootlet.attention.base import attention_backends, find_backend
+from rootlet.attention.cpu import CpuAttention
+from rootlet.attention.metadata import StepTables, work_items
+from rootlet.core.errors import BadConfig
+from rootlet.kv.mha import MHATokenToKVPool
+
+
+def test_each_query_row_is_in_exactly_one_item_per_head() -> None:
+    prefix, extend = np.array([0, 100, 7, 0], np.int32), np.array([33, 1, 16, 1], np.int32)
+    indptr = np.concatenate(([0], np.cumsum(extend))).astype(np.int32)
+    items = work_items(indptr, prefix, extend, 2)
+    seen = np.zeros((2, extend.sum()), int)
+    for q_begin, count, head, batch, kv_begin, kv_len, *_ in items.tolist():
+        assert 1 <= count <= 16
+        assert indptr[batch] <= q_begin
+        assert q_begin + count <= indptr[batch + 1]
+        assert (kv_begin, kv_len) == (0, prefix[batch] + q_begin - indptr[batch] + count)
+        seen[head, q_begin : q_begin + count] += 1
+    assert (seen == 1).all()
+    cost = items[:, 1].astype(int) * items[:, 5]
+    assert (np.diff(cost) <= 0).all()
+
+
+def test_tables_stay_in_place_and_clear_what_a_smaller_step_leaves() -> None:
+    tables = StepTables(capacity(8, 16, max_rows=4, max_step_tokens=64), 1)
+    addresses = [t.data_ptr() for t in (tables.meta.work, tables.meta.row_ids, tables.out_cache_loc, tables.meta.page_table)]
+    a = request(2, 40, heads=1, kv_heads=1, dim=8, pages=np.array([5, 1, 7]), seed=0)
+    b = request(4, 10, heads=1, kv_heads=1, dim=8, pages=np.array([2]), seed=1)
+    tables.fill(plan_of([(a, 0, 40), (b, 9, 10)], 16))
+    assert tables.meta.num_work.tolist() == [4]
+    assert tables.meta.qo_indptr.tolist() == [0, 40, 41, 41, 41]
+    assert tables.meta.seq_lens.tolist() == [40, 10, 0, 0]
+    assert tables.meta.page_table[2, :3].tolist() == [5, 1, 7]
+    assert tables.out_cache_loc[40:43].tolist() == [2 * 16 + 9, 0, 0]
+    tables.fill(plan_of([(b, 8, 9)], 16))
+    assert tables.meta.qo_indptr.tolist() == [0, 1, 1, 1, 1]
+    assert tables.meta.row_ids.tolist() == [4, 0, 0, 0]
+    assert (tables.meta.num_work.tolist(), tables.out_cache_loc[1:].any().item()) == ([1], False)
+    assert addresses == [t.data_ptr() for t in (tables.meta.work, tables.meta.row_ids, tables.out_cache_loc, tables.meta.page_table)]
+
+
+def test_backends_are_found_by_name_and_refuse_pages_they_cannot_read() -> None:
+    assert find_backend("cpu") is CpuAttention
+    assert find_backend("reference").layout == "plain"
+    assert attention_backends.names() == ["cpu", "reference"]
+    with pytest.raises(BadConfig, match="did you mean 'reference'"):
+        find_backend("refrence")
+    pool = MHATokenToKVPool(attention_cases.config(1, 1, 8), num_pages=2, page_size=48, dtype=torch.float32)
+    with pytest.raises(BadConfig, match="page sizes 16, 32, 64, 128, got 48"):
+        CpuAttention(pool, capacity(2, 48), 1)
