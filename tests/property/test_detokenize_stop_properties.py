@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from fixtures.fake_tokens import ByteTokens
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixtures.fake_tokens import ByteTokens
 from rootlet.core.types import Finish, FinishKind
 from rootlet.frontend.detokenize import IncrementalDetokenizer
 from rootlet.frontend.detokenizer_manager import DetokenizerManager
@@ -23,7 +25,7 @@ def cut_bytes(draw: st.DrawFn) -> list[bytes]:
     data = draw(raw)
     cuts = sorted(draw(st.sets(st.integers(0, len(data)), max_size=len(data))))
     edges = [0, *cuts, len(data)]
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @settings(max_examples=120, deadline=None)

@@ -68,10 +68,12 @@ class Engine:
     # -- generating -------------------------------------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompt: Prompt, sampling: Sampling = None, *, stream: Literal[False] = False, logprobs: int | None = None) -> Results: ...
+    def generate(
+        self, prompt: Prompt, sampling: Sampling = None, *, stream: Literal[False] = False, logprobs: int | None = None, **request: Any
+    ) -> Results: ...
     @overload
     def generate(
-        self, prompt: Prompt, sampling: Sampling = None, *, stream: Literal[True], logprobs: int | None = None
+        self, prompt: Prompt, sampling: Sampling = None, *, stream: Literal[True], logprobs: int | None = None, **request: Any
     ) -> Iterator[GenerateChunk]: ...
     def generate(
         self, prompt: Prompt, sampling: Sampling = None, *, stream: bool = False, logprobs: int | None = None, **request: Any

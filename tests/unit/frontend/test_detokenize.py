@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fixtures.fake_tokens import ByteTokens, all_bytes
 
+from fixtures.fake_tokens import ByteTokens, all_bytes
 from rootlet.frontend.detokenize import IncrementalDetokenizer, detokenize
 
 BYTES = all_bytes()

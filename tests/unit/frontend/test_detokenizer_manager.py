@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from fixtures.fake_tokens import ByteTokens
 
+from fixtures.fake_tokens import ByteTokens
 from rootlet.core.types import Finish, FinishKind, TokenLogprob
 from rootlet.frontend.detokenizer_manager import DetokenizerManager
 from rootlet.ipc.messages import BatchTokenIDOutput, DetokSpec, ReqStats, StrOutput, TokenIDOutput

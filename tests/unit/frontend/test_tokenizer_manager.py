@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.fake_tokens import ByteTokens, all_bytes
 
+from fixtures.fake_tokens import ByteTokens, all_bytes
 from rootlet.config.schema import RuntimeConfig, SchedulerArgs, ServerArgs
 from rootlet.core.clock import VirtualClock
 from rootlet.core.errors import ContextOverflow, InvalidValue, PoolOverflow, QueueFull, RootletError, Unavailable

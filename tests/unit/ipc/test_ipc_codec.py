@@ -40,10 +40,20 @@ REQUEST = TokenizedGenerateReqInput(
     parent_rid="p",
     deadline_s=1.5,
 )
-TO_SCHEDULER = [REQUEST, AbortReq("r"), AbortReq(abort_all=True), StopReq("r", 3, "x"), FlushCacheReq("q", 1.0), GetStateReq("q", "state", {"a": [1]}), ShutdownReq(2.0)]
-TOKENS = BatchTokenIDOutput((TokenIDOutput(rid="r", token_ids=(1, 2), spec=DetokSpec(), logprobs=(TokenLogprob(1, -0.5, (1,), (-0.5,)), TokenLogprob(2, None))),))
+TO_SCHEDULER = [
+    REQUEST,
+    AbortReq("r"),
+    AbortReq(abort_all=True),
+    StopReq("r", 3, "x"),
+    FlushCacheReq("q", 1.0),
+    GetStateReq("q", "state", {"a": [1]}),
+    ShutdownReq(2.0),
+]
+LOGPROBS = (TokenLogprob(1, -0.5, (1,), (-0.5,)), TokenLogprob(2, None))
+TOKENS = BatchTokenIDOutput((TokenIDOutput(rid="r", token_ids=(1, 2), spec=DetokSpec(), logprobs=LOGPROBS),))
+STOPPED = StrOutput(rid="r", text="héé\ufffd", finish=Finish(FinishKind.STOP, matched="x"))
 TO_MAIN = [
-    BatchStrOutput((StrOutput(rid="r", text="héé\ufffd", finish=Finish(FinishKind.STOP, matched="x")), StrOutput(rid="s", finish=Finish(FinishKind.STOP, matched=7)))),
+    BatchStrOutput((STOPPED, StrOutput(rid="s", finish=Finish(FinishKind.STOP, matched=7)))),
     LoadProgress("weights", 0.5),
     SchedulerReady(1, 16, 2, 3, 4, 5, ("a",), {"k": 1}),
     GetStateReqOutput("q", {"nested": {"a": [1, None, "x"]}}),
