@@ -132,5 +132,5 @@ def check_i10_idle(state: SchedulerState) -> None:
         return
     cache = state.kv.cache
     assert cache.protected_pages == 0, f"I10 idle, {cache.protected_pages} pages are protected"
-    assert cache.available_pages == state.limits.num_pages, f"I10 idle, {state.kv.ledger()}"
+    assert cache.available_pages == state.kv.num_pages, f"I10 idle, {state.kv.ledger()}"
     assert state.kv.req_to_token.num_held == 0, f"I10 idle, {state.kv.req_to_token.num_held} rows are held"
