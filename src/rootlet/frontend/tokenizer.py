@@ -139,15 +139,8 @@ def _from_folder(folder: Path) -> Tokenizer:
     config = read_optional_json(folder, "config.json")
     vocab_size = config.get("vocab_size")
     ids = {key: _special_id(backend, settings, config, key) for key in ("bos", "eos")}
-    explicit = any(settings.get(key) is not None for key in ("add_bos_token", "add_eos_token"))
-    return Tokenizer(
-        backend,
-        vocab_size=vocab_size if isinstance(vocab_size, int) else 0,
-        bos_token_id=ids["bos"],
-        eos_token_id=ids["eos"],
-        add_bos=bool(settings.get("add_bos_token", False)) if explicit else None,
-        add_eos=bool(settings.get("add_eos_token", False)),
-    )
+    # The post-processor in tokenizer.json decides about BOS, as in transformers 5: add_bos_token of tokenizer_config is not consulted there.
+    return Tokenizer(backend, vocab_size=vocab_size if isinstance(vocab_size, int) else 0, bos_token_id=ids["bos"], eos_token_id=ids["eos"])
 
 
 def _special_id(backend: tokenizers.Tokenizer, settings: dict[str, Any], config: dict[str, Any], key: str) -> int | None:
