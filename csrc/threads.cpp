@@ -27,8 +27,8 @@ namespace rootlet {
 namespace {
 
 constexpr uint64_t kIdleSpinNs = 200'000;
-constexpr int kBarrierPauses = 4000;
-constexpr int kBarrierYields = 200;
+constexpr int kBarrierPauses = 400;  // about 20 us: a partner that waits for this very CPU must get it soon
+constexpr int kBarrierYields = 1000;
 
 std::atomic<int> fork_count{0};
 thread_local bool caller_pinned = false;

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -114,14 +114,22 @@ def _view_key(x: Tensor) -> tuple[Any, ...]:
     return (x.data_ptr(), *x.shape, *x.stride())
 
 
-class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises on every torch operation that computes: it would not be on the tape."""
+READS_VALUES = frozenset({"item", "tolist", "__bool__", "__int__", "__float__"})
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returns = func._schema.returns
-        if not returns or any(r.alias_info is None or r.alias_info.is_write for r in returns):
-            raise RuntimeError(f"torch operation {func} under graph capture: only kernels.ops record themselves (views are fine)")
-        return func(*args, **(kwargs or {}))
+
+class _ViewsOnly(TorchFunctionMode):
+    """Raises on torch calls that compute or read values: they would run once, now, and not be on the tape. What remains are views and shapes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        result = None if in_place or name in READS_VALUES else func(*args, **(kwargs or {}))
+        sources = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
+        outputs = [r for r in (result if isinstance(result, list | tuple) else (result,)) if isinstance(r, Tensor)]
+        made_new = name != "from_numpy" and any(r.untyped_storage().data_ptr() not in sources for r in outputs)
+        if in_place or name in READS_VALUES or made_new:
+            raise RuntimeError(f"torch operation {name!r} under graph capture: only kernels.ops record themselves (views are fine)")
+        return result
 
 
 _current: Recording | None = None
@@ -144,7 +152,7 @@ def recording(tape: Any) -> Iterator[Recording]:
     assert _current is None, "a capture is already under way"
     _current = Recording(tape)
     try:
-        with _ViewsOnly():  # type: ignore[no-untyped-call]
+        with _ViewsOnly():
             yield _current
     finally:
         _current = None
