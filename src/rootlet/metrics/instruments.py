@@ -81,21 +81,22 @@ class Instruments:
         """Passes `chunks` on unchanged and measures them. Owns `chunks`: closing this closes them."""
         request = _Request(clock.now())
         self._enter(1)
+        is_over = False
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
                     self._on_chunk(request, chunk, clock.now())
                     yield chunk
+            is_over = True
         except RootletError:
+            is_over = True
             self.count(names.REQUESTS, outcome="refused")
-            raise
-        except BaseException:  # closed or cancelled: whatever has not finished was given up by the client
-            unfinished = max(1, len(request.choices)) - request.num_finished
-            if unfinished > 0:
-                self.count(names.REQUESTS, unfinished, outcome="abort")
             raise
         finally:
             self._enter(-1)
+            unfinished = max(1, len(request.choices)) - request.num_finished
+            if not is_over and unfinished > 0:  # closed or cancelled: what has not finished was given up by the client
+                self.count(names.REQUESTS, unfinished, outcome="abort")
 
     def _enter(self, step: int) -> None:
         self.num_in_flight += step

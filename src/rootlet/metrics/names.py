@@ -42,7 +42,12 @@ HTTP_SECONDS = Metric("rootlet_http_first_byte_seconds", "histogram", "From a re
 
 RUNNING = Metric("rootlet_running_requests", "gauge", "Requests that hold KV, as the scheduler counts them")
 WAITING = Metric("rootlet_waiting_requests", "gauge", "Requests in the scheduler's queue")
-KV_PAGES = Metric("rootlet_kv_pages", "gauge", "KV pages by state: free, cached (evictable), locked (in use), total", ("state",))
+KV_PAGES = Metric(
+    "rootlet_kv_pages",
+    "gauge",
+    "KV pages by state: free, cached (evictable), locked (shared, in use), private (of one running request), total",
+    ("state",),
+)
 SCHEDULER_RETRACTIONS = Metric("rootlet_retractions_total", "counter", "Retractions by the scheduler since its start")
 SCHEDULER_STATE = Metric("rootlet_scheduler_state", "gauge", "Any other number of the scheduler's snapshot, by key", ("key",))
 ENGINE_UP = Metric("rootlet_engine_up", "gauge", "1 when the engine is ready and makes progress")

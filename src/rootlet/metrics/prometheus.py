@@ -6,6 +6,7 @@ other number is exported as `rootlet_scheduler_state{key=...}`, so a new counter
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,18 +19,19 @@ from rootlet.metrics import names
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _ALIASES = {
-    "num_running": "running", "num_running_reqs": "running", "running_requests": "running", "running": "running",
-    "num_waiting": "waiting", "num_queue_reqs": "waiting", "waiting_requests": "waiting", "waiting": "waiting", "num_waiting_reqs": "waiting",
-    "num_retractions": "retractions", "retractions": "retractions", "num_retracted": "retractions",
-    "pages_free": "free", "free_pages": "free", "num_free_pages": "free", "num_pages_free": "free",
-    "pages_cached": "cached", "cached_pages": "cached", "evictable_pages": "cached", "num_cached_pages": "cached", "pages_evictable": "cached",
-    "num_evictable_pages": "cached",
-    "pages_locked": "locked", "locked_pages": "locked", "pages_used": "locked", "used_pages": "locked", "num_locked_pages": "locked",
-    "num_used_pages": "locked",
-    "pages_total": "total", "total_pages": "total", "num_pages": "total", "num_total_pages": "total",
+    "running": "running", "num_running": "running", "waiting": "waiting", "num_waiting": "waiting", "retractions": "retractions",
+    "num_retractions": "retractions",
 }  # fmt: skip
-_PAGE_GROUPS = ("pages", "kv_pages")
-_PAGE_STATES = {"free": "free", "cached": "cached", "evictable": "cached", "locked": "locked", "used": "locked", "total": "total"}
+_PAGE_STATES = {
+    "free": "free",
+    "cached": "cached",
+    "evictable": "cached",
+    "locked": "locked",
+    "protected": "locked",
+    "private": "private",
+    "total": "total",
+}
+_PAGES = re.compile(r"(?:kv_)?(\w+?)_pages|(?:kv_)?pages\.(\w+)")
 MAX_KEYS = 200
 
 
@@ -44,10 +46,11 @@ def flatten(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, flo
 
 
 def _meaning(key: str) -> str | None:
-    group, _, leaf = key.rpartition(".")
-    if group.rpartition(".")[2] in _PAGE_GROUPS:
-        return _PAGE_STATES.get(leaf)
-    return _ALIASES.get(leaf)
+    """The documented meaning of a snapshot's key: `kv_free_pages`, `pages.free`, `gauges.running` ..., wherever it stands."""
+    pages = _PAGES.fullmatch(key) or _PAGES.fullmatch(key.partition(".")[2])
+    if pages:
+        return _PAGE_STATES.get(pages[1] or pages[2])
+    return _ALIASES.get(key.rpartition(".")[2])
 
 
 class Snapshot(Collector):
@@ -74,7 +77,7 @@ class Snapshot(Collector):
             metric = names.SCHEDULER_RETRACTIONS
             yield CounterMetricFamily(metric.name, metric.help, value=known["retractions"])
         pages = GaugeMetricFamily(names.KV_PAGES.name, names.KV_PAGES.help, labels=["state"])
-        for page_state in ("free", "cached", "locked", "total"):
+        for page_state in ("free", "cached", "locked", "private", "total"):
             if page_state in known:
                 pages.add_metric([page_state], known[page_state])
         yield pages

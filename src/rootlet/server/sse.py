@@ -30,11 +30,12 @@ def frame(payload: bytes) -> bytes:
 
 async def open_stream(request: Request, frames: AsyncGenerator[bytes, None], *, keepalive_s: float, clock: Clock) -> Response:
     """A streaming response whose first frame is already there. Raises what `frames` raises before it, and `ClientGone`. Owns `frames`."""
+    first = b""
     try:
         first = await until_gone(request, _first(frames))
-    except BaseException:
-        await frames.aclose()
-        raise
+    finally:
+        if not first:
+            await frames.aclose()
     return EventStream(first, frames, keepalive_s=keepalive_s, clock=clock)
 
 

@@ -18,7 +18,7 @@ from rootlet.server.events import Answer, collect, until_gone
 from rootlet.server.fields import Fields
 from rootlet.server.openai.chat_stream import ChatRequest, ChoiceLogprobs, chat_frames
 from rootlet.server.openai.logprobs import prompt_logprobs_json
-from rootlet.server.openai.messages import read_messages, read_tools
+from rootlet.server.openai.messages import num_chars, read_messages, read_tools
 from rootlet.server.openai.protocol import (
     MAX_TEMPERATURE,
     counts_of,
@@ -72,16 +72,20 @@ async def render(fields: Fields, context: ServerContext) -> str:
     add_prompt = fields.boolean("add_generation_prompt", default=not continue_final)
     if continue_final and add_prompt:
         raise InvalidValue(fields.param("continue_final_message"), "continue_final_message and add_generation_prompt cannot both be true")
-    if continue_final and messages[-1]["role"] != "assistant":
+    if continue_final and messages[-1].get("role") != "assistant":
         raise InvalidValue(fields.param("continue_final_message"), "continue_final_message needs an assistant message at the end of messages")
     template = context.manager.chat_template
     extra = template_kwargs(fields)
-    size = sum(len(message["content"]) for message in messages) + 256 * len(messages)
 
     def work() -> str:
         return template.render(messages, tools=tools, add_generation_prompt=add_prompt, continue_final_message=continue_final, **extra)
 
-    return await offload(size, work)
+    prompt = await offload(num_chars(messages), work)
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:  # the JSON inside a tool call's arguments can spell half a surrogate pair
+        raise InvalidValue(fields.param("messages"), "messages render to text that is not valid Unicode (a lone surrogate)") from None
+    return prompt
 
 
 def template_kwargs(fields: Fields) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""What is measured, and that every documented name is exported."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fixtures.fake_manager import FakeManager, Script, chunks_of
+from rootlet.core.clock import VirtualClock
+from rootlet.core.errors import QueueFull
+from rootlet.core.types import Finish, FinishKind
+from rootlet.frontend.types import GenerateChunk, GenerateReq
+from rootlet.metrics import names
+from rootlet.metrics.instruments import Instruments
+from rootlet.metrics.prometheus import flatten, render
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+REQ = GenerateReq(prompt="hello")
+
+
+def samples(meters: Instruments, state: dict[str, object] | None = None, *, is_up: bool = True) -> dict[str, float]:
+    text = render(meters.registry, state or {}, is_up=is_up).decode()
+    out = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            out[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return out
+
+
+async def played(clock: VirtualClock, *scripts: Script) -> AsyncGenerator[GenerateChunk, None]:
+    for index, script in enumerate(scripts):
+        for chunk in chunks_of(script, REQ, index, b"hello"):
+            clock.advance(0.5)
+            yield chunk
+
+
+def test_a_request_is_counted_once_with_its_times() -> None:
+    meters, clock = Instruments(), VirtualClock()
+
+    async def go() -> None:
+        async for _ in meters.observe(played(clock, Script(("a", "bc"), finish=Finish(FinishKind.STOP, 256))), clock):
+            assert meters.num_in_flight == 1
+
+    asyncio.run(go())
+    got = samples(meters)
+    assert meters.num_in_flight == 0
+    assert got["rootlet_requests_total{outcome=stop}"] == 1
+    assert got["rootlet_prompt_tokens_total"] == 5
+    assert got["rootlet_cached_tokens_total{tier=device}"] == 4
+    assert got["rootlet_generated_tokens_total"] == 4
+    assert got["rootlet_time_to_first_token_seconds_sum"] == 0.5
+    # tokens 2 and 3 came together 0.5 s later, the stop token another 0.5 s later
+    assert got["rootlet_inter_token_latency_seconds_count"] == 3
+    assert got["rootlet_inter_token_latency_seconds_sum"] == 1.0
+    assert got["rootlet_time_per_output_token_seconds_sum"] == pytest.approx(1.0 / 3)
+    assert got["rootlet_e2e_latency_seconds_sum"] == 1.5
+    assert got["rootlet_queue_seconds_sum"] == 0.25
+    assert got["rootlet_request_retractions_total"] == 1
+
+
+def test_refused_and_abandoned_requests_have_their_own_outcomes() -> None:
+    meters, clock = Instruments(), VirtualClock()
+
+    async def refused() -> AsyncGenerator[GenerateChunk, None]:
+        raise QueueFull("full")
+        yield
+
+    async def go() -> None:
+        with pytest.raises(QueueFull):
+            async for _ in meters.observe(refused(), clock):
+                pass
+        abandoned = meters.observe(played(clock, Script(("a",)), Script(("b",))), clock)
+        await anext(abandoned)
+        await abandoned.aclose()
+        failed = Script(("a",), finish=Finish(FinishKind.ERROR, status=500))
+        async for _ in meters.observe(played(clock, failed), clock):
+            pass
+
+    asyncio.run(go())
+    got = samples(meters)
+    assert got["rootlet_requests_total{outcome=refused}"] == 1
+    assert got["rootlet_requests_total{outcome=abort}"] == 1
+    assert got["rootlet_requests_total{outcome=error}"] == 1
+    assert meters.num_in_flight == 0
+
+
+def test_two_servers_in_one_process_do_not_share_counters() -> None:
+    one, two = Instruments(), Instruments()
+    one.count(names.REQUESTS, outcome="stop")
+    assert "rootlet_requests_total{outcome=stop}" not in samples(two)
+
+
+NESTED: dict[str, object] = {
+    "gauges": {"running": 2, "waiting": 3, "kv_free_pages": 5, "kv_evictable_pages": 6, "kv_protected_pages": 7, "kv_total_pages": 18},
+    "counters": {"retractions": 4},
+    "cache": {"free_pages": 99, "usage": 0.5},
+}
+FLAT: dict[str, object] = {
+    "num_running": 2,
+    "num_waiting": 3,
+    "num_retractions": 4,
+    "pages": {"free": 5, "cached": 6, "locked": 7, "total": 18},
+}
+
+
+@pytest.mark.parametrize("state", [NESTED, FLAT])
+def test_the_engines_numbers_get_their_documented_names(state: dict[str, object]) -> None:
+    got = samples(Instruments(), {**state, "steps": 9, "note": "text", "flag": True})
+    assert (got["rootlet_running_requests"], got["rootlet_waiting_requests"], got["rootlet_retractions_total"]) == (2, 3, 4)
+    assert [got[f"rootlet_kv_pages{{state={s}}}"] for s in ("free", "cached", "locked", "total")] == [5, 6, 7, 18]
+    assert got["rootlet_scheduler_state{key=steps}"] == 9
+    assert got["rootlet_engine_up"] == 1
+    assert samples(Instruments(), is_up=False)["rootlet_engine_up"] == 0
+
+
+def test_flatten_takes_numbers_only() -> None:
+    assert dict(flatten({"a": {"b": 1, "c": [1], "d": True}, "e": 2.5, "f": "x"})) == {"a.b": 1.0, "e": 2.5}
+
+
+def test_the_documentation_lists_exactly_the_names_that_exist() -> None:
+    documented = set(re.findall(r"^\| `(rootlet_[a-z0-9_]+)` \|", DOCS.read_text(), re.MULTILINE))
+    assert documented == {metric.name for metric in names.ALL}
+
+
+def test_http_requests_are_counted_by_route_template() -> None:
+    from fixtures.asgi import call, post
+    from fixtures.fake_manager import config
+    from rootlet.server.app import build_app
+
+    app = build_app(FakeManager(), config())
+    post(app, "/v1/completions", {"prompt": "x"})
+    call(app, "GET", "/v1/models/tiny")
+    call(app, "GET", "/no/such/" + "x" * 50)
+    text = call(app, "GET", "/metrics").text
+    assert 'rootlet_http_requests_total{method="POST",route="/v1/completions",status="200"} 1.0' in text
+    assert 'rootlet_http_requests_total{method="GET",route="/v1/models/{model_id:path}",status="200"} 1.0' in text
+    assert 'rootlet_http_requests_total{method="GET",route="unmatched",status="404"} 1.0' in text
