@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fixtures.script import Script, generate, prompt_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fixtures.script import Script, generate, prompt_of
 from rootlet.config.schema import CacheArgs
 from rootlet.core.types import LogprobSpec, Phase
 from rootlet.ipc.messages import AbortReq, DetokSpec, FlushCacheReq, GetStateReq, PauseReq, ShutdownReq, StopReq, TokenizedGenerateReqInput
@@ -53,7 +53,8 @@ events = st.one_of(
     st.tuples(st.just("stop"), st.integers(0, 99), st.integers(0, 8)),
     st.tuples(st.just("retract"), st.integers(0, 99)),
     st.tuples(st.just("fail"), st.integers(0, 99)),
-    st.sampled_from([("abort_all",), ("pause",), ("resume",), ("flush",), ("state",), ("wait",)]),
+    st.tuples(st.just("say"), st.sampled_from(["abort_all", "pause", "resume", "flush", "state"])),
+    st.just(("wait",)),
 )
 
 houses = st.fixed_dictionaries(
@@ -94,47 +95,55 @@ class Player:
         return generate(rid, prompt_of(length, family, shared=12), max_new, **options)
 
     def play(self, event: tuple[Any, ...]) -> None:
-        script = self.script
-        match event:
-            case ("generate", length, family, max_new, options):
-                script.turn(self.new(length, family, max_new, **options))
-            case ("burst", count, length, max_new):
-                script.turn(*(self.new(length + 3 * i, i % 3, max_new + i, temperature=0.9, ignore_eos=i % 2 == 0) for i in range(count)))
-            case ("child", n):
-                if self.rid(n) not in script.sent:
-                    return
-                parent = script.sent[self.rid(n)]
-                child = generate(f"r{self.num_sent}", [], 6, parent_rid=parent.rid, choice_index=1, input_ids=parent.input_ids)
-                script.turn(child)
-                self.num_sent += 1
-            case ("turns", n):
-                for _ in range(n):
-                    script.turn()
-            case ("abort", n):
-                script.turn(AbortReq(rid=self.rid(n)))
-            case ("stop", n, keep_len):
-                script.turn(StopReq(rid=self.rid(n), keep_len=keep_len, matched="x"))
-            case ("retract", n):
-                req = script.scheduler.state.queues.by_rid.get(self.rid(n))
-                if req is not None and req.phase in (Phase.PREFILL, Phase.DECODE):
-                    retract_req(script.scheduler.state, req)
-                script.turn()
-            case ("fail", n):
-                if script.scheduler.state.queues.by_rid.get(self.rid(n)) is not None:
-                    script.executor.fail(self.rid(n))
-                script.turn()
-            case ("wait",):
-                script.clock.advance(0.15)
-                script.turn()
-            case (name,):
-                messages = {
-                    "abort_all": AbortReq(abort_all=True),
-                    "pause": PauseReq("p", paused=True),
-                    "resume": PauseReq("p", paused=False),
-                    "flush": FlushCacheReq("f", timeout_s=1.0),
-                    "state": GetStateReq("s", "state"),
-                }
-                script.turn(messages[name])
+        getattr(self, event[0])(*event[1:])
+
+    def generate(self, length: int, family: int, max_new: int | None, options: dict[str, Any]) -> None:
+        self.script.turn(self.new(length, family, max_new, **options))
+
+    def burst(self, count: int, length: int, max_new: int) -> None:
+        self.script.turn(*(self.new(length + 3 * i, i % 3, max_new + i, temperature=0.9, ignore_eos=i % 2 == 0) for i in range(count)))
+
+    def child(self, n: int) -> None:
+        parent = self.script.sent.get(self.rid(n))
+        if parent is not None:
+            rid, self.num_sent = f"r{self.num_sent}", self.num_sent + 1
+            self.script.turn(generate(rid, [], 6, parent_rid=parent.rid, choice_index=1, input_ids=parent.input_ids))
+
+    def turns(self, n: int) -> None:
+        for _ in range(n):
+            self.script.turn()
+
+    def abort(self, n: int) -> None:
+        self.script.turn(AbortReq(rid=self.rid(n)))
+
+    def stop(self, n: int, keep_len: int) -> None:
+        self.script.turn(StopReq(rid=self.rid(n), keep_len=keep_len, matched="x"))
+
+    def retract(self, n: int) -> None:
+        state = self.script.scheduler.state
+        req = state.queues.by_rid.get(self.rid(n))
+        if req is not None and req.phase in (Phase.PREFILL, Phase.DECODE):
+            retract_req(state, req)
+        self.script.turn()
+
+    def fail(self, n: int) -> None:
+        if self.script.scheduler.state.queues.by_rid.get(self.rid(n)) is not None:
+            self.script.executor.fail(self.rid(n))
+        self.script.turn()
+
+    def wait(self) -> None:
+        self.script.clock.advance(0.15)
+        self.script.turn()
+
+    def say(self, name: str) -> None:
+        messages = {
+            "abort_all": AbortReq(abort_all=True),
+            "pause": PauseReq("p", paused=True),
+            "resume": PauseReq("p", paused=False),
+            "flush": FlushCacheReq("f", timeout_s=1.0),
+            "state": GetStateReq("s", "state"),
+        }
+        self.script.turn(messages[name])
 
 
 @settings(

@@ -107,7 +107,9 @@ def reserved_pages(req: Req, ratio: float, page_size: int) -> int:
     """Pages that a request which already holds KV is expected to take in addition."""
     left = min(max(req.left_new, 0), CLIP_NEW_LEN)
     expected = left if req.spec.params.ignore_eos else int(left * ratio)
-    return pages_to_finish(req.kv.kv_allocated_len, expected + 1, page_size) - ceil_pages(req.kv.kv_allocated_len, page_size)
+    if expected == 0:
+        return 0
+    return pages_to_finish(req.num_tokens + req.pending, expected, page_size) - ceil_pages(req.kv.kv_allocated_len, page_size)
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ B5, B6, B7, B8, D9 and E2..E5 belong to sessions, health probes, several fronten
 from __future__ import annotations
 
 import pytest
-from fixtures.script import EOS, LogprobSpec, Script, generate, prompt_of
 
+from fixtures.script import EOS, LogprobSpec, Script, generate, prompt_of
 from rootlet.config.schema import CacheArgs
 from rootlet.core.errors import BadConfig
 from rootlet.core.types import FinishKind, Phase
@@ -116,9 +116,8 @@ def test_b2_abort_all_reaches_every_container() -> None:
     script.turn(generate("running", prompt_of(5), 100))
     script.turn()
     script.turn()
-    script.turn(
-        generate("chunked", prompt_of(60, 1), 5), generate("waiting", prompt_of(9, 2), 5), generate("gated", prompt_of(60, 1), 5, parent_rid="chunked")
-    )
+    chunked, waiting = generate("chunked", prompt_of(60, 1), 5), generate("waiting", prompt_of(9, 2), 5)
+    script.turn(chunked, waiting, generate("gated", prompt_of(60, 1), 5, parent_rid="chunked"))
     queues = script.scheduler.state.queues
     assert [len(queues.container(p)) for p in (Phase.GATED, Phase.WAITING, Phase.PREFILL, Phase.DECODE)] == [1, 1, 1, 1]
     script.run(AbortReq(abort_all=True, reason="the operator said so"))
@@ -240,7 +239,8 @@ def test_d7_chunks_leak_no_lock_when_cut_off_at_every_point(depth: int) -> None:
 
 def test_e1_a_stop_beats_length_and_nothing_follows_it() -> None:
     script = Script(eos_rate=1.0)
-    script.run(generate("stop", prompt_of(5), 1), generate("ignored", prompt_of(5), 4, ignore_eos=True), generate("min", prompt_of(5), 9, min_new_tokens=4))
+    late = generate("min", prompt_of(5), 9, min_new_tokens=4)
+    script.run(generate("stop", prompt_of(5), 1), generate("ignored", prompt_of(5), 4, ignore_eos=True), late)
     script.check_all_replies()
     assert (script.replies["stop"].finish.kind, script.replies["stop"].finish.matched) == (FinishKind.STOP, EOS)
     assert script.replies["ignored"].tokens == [EOS] * 4
@@ -254,7 +254,8 @@ def test_e6_logprobs_across_chunk_edges(chunk: int) -> None:
         spec = LogprobSpec(top_n=3, prompt_start=start)
         script = Script(chunked_prefill=chunk, depth=2, retract_every=2)
         script.run(generate("warm", prompt_of(40), 1))
-        script.run(generate("a", prompt_of(40), 4, logprobs=spec), generate("b", prompt_of(33, 1), 4), generate("c", prompt_of(40), 4, logprobs=LogprobSpec()))
+        plain = generate("b", prompt_of(33, 1), 4)
+        script.run(generate("a", prompt_of(40), 4, logprobs=spec), plain, generate("c", prompt_of(40), 4, logprobs=LogprobSpec()))
         script.check_all_replies()
         assert len(script.replies["a"].prompt_logprobs[0]) == 40 - start
 
@@ -361,7 +362,8 @@ def test_stop_string_keeps_nothing_past_the_stop_in_the_tree(depth: int) -> None
     script.turn(generate("r", prompt_of(5), 30))
     while len(script.replies.get("r", _Empty).tokens) < 9:
         script.turn()
-    script.run(StopReq(rid="r", keep_len=4, matched="x"), StopReq(rid="r", keep_len=1, matched="y"), StopReq(rid="gone", keep_len=0, matched="z"))
+    again, unknown = StopReq(rid="r", keep_len=1, matched="y"), StopReq(rid="gone", keep_len=0, matched="z")
+    script.run(StopReq(rid="r", keep_len=4, matched="x"), again, unknown)
     script.check_all_replies()
     assert script.replies["r"].finish.matched == "x"
     ledger = script.scheduler.state.kv.ledger()
@@ -375,7 +377,8 @@ class _Empty:
 def test_priority_goes_first_and_equal_priority_by_arrival() -> None:
     script = Script(max_running=1)
     script.turn(generate("first", prompt_of(4), 6))
-    script.run(generate("low", prompt_of(4, 1), 1, priority=-1), generate("mid", prompt_of(4, 2), 1), generate("high", prompt_of(4, 3), 1, priority=5))
+    low, high = generate("low", prompt_of(4, 1), 1, priority=-1), generate("high", prompt_of(4, 3), 1, priority=5)
+    script.run(low, generate("mid", prompt_of(4, 2), 1), high)
     assert [entry["rid"] for entry in script.log] == ["first", "high", "mid", "low"]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from fixtures.script import LogprobSpec, Script, generate, prompt_of, tokens_of
 
+from fixtures.script import LogprobSpec, Script, generate, prompt_of, tokens_of
 from rootlet.config.schema import CacheArgs
 from rootlet.core.types import Phase
 from rootlet.scheduler.state import retract_req
@@ -154,7 +154,8 @@ def test_n_parallel_samples_equal_n_singles_and_share_one_prefill(depth: int) ->
 @pytest.mark.parametrize("stream", [False, True])
 def test_stream_concatenated_is_the_whole_reply(stream: bool) -> None:
     """C5, C6: tokens and logprobs arrive once, in order, whatever the bites."""
-    script = Script(retract_every=3, depth=2).run(*(generate(f"r{i}", prompt_of(6, i), 40, stream=stream, logprobs=LogprobSpec(top_n=1)) for i in range(3)))
+    msgs = [generate(f"r{i}", prompt_of(6, i), 40, stream=stream, logprobs=LogprobSpec(top_n=1)) for i in range(3)]
+    script = Script(retract_every=3, depth=2).run(*msgs)
     script.check_all_replies()
     bites = len(script.replies["r0"].outputs)
     assert bites == 40 if stream else bites == 4  # the first token at once, then 16, 16 and the rest
