@@ -18,6 +18,10 @@ bool always() { return true; }
 
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 // Slowest first; "auto" takes the last one that is built and usable.
@@ -25,6 +29,7 @@ constexpr Isa kIsas[] = {
     {"scalar", always},
 #if defined(__x86_64__)
     {"avx2", has_avx2},
+    {"avx512", has_avx512},
 #endif
 };
 

@@ -1,15 +1,19 @@
 // Linear layers with quantised weights: int8 activations per block of 32, exact integer dot products, blocks summed in ascending order.
 //
-// Tile 4x16 (gemm_q_X.h), cut by tile_loop.h. Memory traffic: 4.5 to 8.5 bits a weight, once for each 4 rows (from cache, or prefetched). Roofline on
-// two AVX2 threads: at 1 row the memory bus (0.625 B a MAC for q4_1), from 8 rows on the integer multipliers.
+// Tiles of 4x16 or 8x16 (gemm_q_X.h), cut by tile_loop.h. Memory traffic: 4.5 to 8.5 bits a weight, once for each row tile (from cache, or prefetched).
+// Roofline on two AVX2 threads: at 1 row the memory bus (0.625 B a MAC for q4_1), from 8 rows on the integer multipliers.
 #include <cstring>
 
 #include "rootlet/block_scale.h"
 #include "rootlet/dispatch.h"
 #include "rootlet/quant_formats.h"
 #include "rootlet/tile_loop.h"
-#if defined(__AVX2__)
+#if defined(__AVX512VNNI__)
+#include "rootlet/gemm_q_avx512.h"
+#include "rootlet/quantize_avx2.h"
+#elif defined(__AVX2__)
 #include "rootlet/gemm_q_avx2.h"
+#include "rootlet/quantize_avx2.h"
 #else
 #include "rootlet/gemm_q_scalar.h"
 #endif

@@ -1,5 +1,5 @@
-// How a matrix product is cut: tiles of up to 4 rows x 16 columns, every output in one accumulator from the first k to the last. Tails of 3, 2, 1 rows
-// run the same steps in the same order, so a row's bits are the same in any tile. Only the cut between threads changes with the batch:
+// How a matrix product is cut: tiles of a few rows x 16 columns, every output in one accumulator from the first k to the last. Tails of fewer rows run
+// the same steps in the same order, so a row's bits are the same in any tile. Only the cut between threads changes with the batch:
 //   rows < 4   each worker a fixed run of column groups: its weights are one stream, prefetched ahead (memory-bound)
 //   rows >= 4  units of (128 rows, 1 group) handed out dynamically; each row tile prefetches its part of the next group's weights (compute-bound)
 #pragma once
@@ -10,7 +10,12 @@
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
+#if defined(__AVX512VNNI__)
+constexpr int kTileRows = 8;  // twice the registers
+#else
 constexpr int kTileRows = 4;
+#endif
+constexpr int kStreamRows = 4;  // from so many rows on, work is handed out dynamically
 constexpr int kRowBlock = 128;
 constexpr int kStreamAhead = 2048;  // bytes; 5 KB was slower, under 1 KB too late
 
@@ -46,11 +51,22 @@ RL_INLINE void run_tile(const LinearArgs& a, int group, int row, Prefetch pf) {
   for (int r = 0; r < R; ++r) finish_row(a, acc[r], row + r, col, cols);
 }
 
+// Rows [row, end): full tiles, then 4, 3, 2 or 1 rows. `next` moves on as each tile prefetches its part, up to `stop`.
 template <class Kernel>
-RL_INLINE void run_tail(const LinearArgs& a, int group, int row, int rows, Prefetch pf) {
-  if (rows == 3) run_tile<Kernel, 3>(a, group, row, pf);
-  if (rows == 2) run_tile<Kernel, 2>(a, group, row, pf);
-  if (rows == 1) run_tile<Kernel, 1>(a, group, row, pf);
+RL_INLINE void run_rows(const LinearArgs& a, int group, int row, int end, Prefetch pf, const uint8_t* stop) {
+  const int steps = Kernel::num_steps(a);
+  while (row < end) {
+    const int left = end - row;
+    const int rows = left >= kTileRows ? kTileRows : left >= 4 ? 4 : left;
+    if (pf.next >= stop) pf.lines = 0;
+    if (rows == kTileRows) run_tile<Kernel, kTileRows>(a, group, row, pf);
+    if (kTileRows > 4 && rows == 4) run_tile<Kernel, 4>(a, group, row, pf);
+    if (rows == 3) run_tile<Kernel, 3>(a, group, row, pf);
+    if (rows == 2) run_tile<Kernel, 2>(a, group, row, pf);
+    if (rows == 1) run_tile<Kernel, 1>(a, group, row, pf);
+    pf.next += static_cast<ptrdiff_t>(pf.lines) * steps * 64;
+    row += rows;
+  }
 }
 
 template <class Kernel>
@@ -59,7 +75,8 @@ RL_INLINE void stream_groups(const LinearArgs& a, int rows, Range groups) {
   const int steps = Kernel::num_steps(a);
   const int lines = static_cast<int>((bytes / static_cast<size_t>(steps) + 63) / 64);
   for (int g = groups.begin; g < groups.end; ++g) {
-    run_tail<Kernel>(a, g, 0, rows, {a.packed + static_cast<size_t>(g) * bytes + kStreamAhead, lines});
+    const uint8_t* ahead = a.packed + static_cast<size_t>(g) * bytes + kStreamAhead;
+    run_rows<Kernel>(a, g, 0, rows, {ahead, lines}, ahead + bytes);
   }
 }
 
@@ -69,18 +86,8 @@ RL_INLINE void run_unit(const LinearArgs& a, int group, int begin, int end) {
   const int steps = Kernel::num_steps(a);
   const int tiles = (end - begin + kTileRows - 1) / kTileRows;
   const int tile_lines = (static_cast<int>(bytes / 64) + tiles) / tiles;
-  const int lines = (tile_lines + steps - 1) / steps;
   const uint8_t* next = a.packed + static_cast<size_t>(group + 1) * bytes;
-  const uint8_t* stop = next + bytes;
-  for (int row = begin; row < end; row += kTileRows) {
-    const Prefetch pf{next, next < stop ? lines : 0};
-    if (end - row >= kTileRows) {
-      run_tile<Kernel, kTileRows>(a, group, row, pf);
-    } else {
-      run_tail<Kernel>(a, group, row, end - row, pf);
-    }
-    next += static_cast<ptrdiff_t>(lines) * steps * 64;
-  }
+  run_rows<Kernel>(a, group, begin, end, {next, (tile_lines + steps - 1) / steps}, next + bytes);
 }
 
 template <class Kernel>
@@ -88,7 +95,7 @@ void run_linear(const void* p, Worker& w) {
   const auto& a = *static_cast<const LinearArgs*>(p);
   const int rows = a.rows.get();
   const int groups = (a.n + kGroupColumns - 1) / kGroupColumns;
-  if (rows < kTileRows) {
+  if (rows < kStreamRows) {
     if (rows > 0) stream_groups<Kernel>(a, rows, w.share(groups));
     return;
   }
