@@ -14,6 +14,7 @@ import torch
 from fixtures.step_driver import Row, StepDriver
 from fixtures.transformers_oracle import make_oracle
 from rootlet.config.schema import CacheArgs, ComputeArgs, RuntimeConfig, SchedulerArgs
+from rootlet.core.step import ControlOp
 from rootlet.core.types import LogprobSpec
 from rootlet.engine.model_source import DEFAULT_MODEL, cache_folder
 from rootlet.kernels import dispatch
@@ -34,7 +35,7 @@ def default_model() -> Path:
     return path
 
 
-def executor_for(path: Path, subject: str, *, threads: int = 1) -> LocalExecutor:
+def executor_for(path: Path, subject: str, *, threads: int = 1, threaded: bool = False) -> LocalExecutor:
     tiny = subject.startswith("tiny")
     return LocalExecutor(
         RuntimeConfig(
@@ -43,6 +44,7 @@ def executor_for(path: Path, subject: str, *, threads: int = 1) -> LocalExecutor
             compute=ComputeArgs(kernels=subject.rpartition("-")[2], threads=threads),
         ),
         path,
+        threaded=threaded,
     )
 
 
@@ -171,6 +173,17 @@ def test_graph_equals_eager(executor: LocalExecutor) -> None:
         assert torch.equal(bits(a), bits(b))
 
 
+def test_profile_names_the_ops(executor: LocalExecutor) -> None:
+    if executor.worker.runner.graph is None:
+        pytest.skip("this kernel table records no graph")
+    executor.control(ControlOp("profile", {"on": True}))
+    driver = StepDriver(executor)
+    driver.prefill(driver.add(prompt(executor, 20, seed=3)))
+    times = executor.control(ControlOp("profile", {"on": False}))
+    assert times["attention"]["calls"] == executor.info["num_layers"]
+    assert times["attention"]["seconds"] > 0
+
+
 def test_threads_do_not_change_bits(executor: LocalExecutor, subject: str, path: Path) -> None:
     def outcome(made: LocalExecutor) -> list[torch.Tensor]:
         driver = StepDriver(made)
@@ -191,9 +204,9 @@ def test_threads_do_not_change_bits(executor: LocalExecutor, subject: str, path:
 
 
 def test_prompt_logprobs_do_not_depend_on_chunks(executor: LocalExecutor) -> None:
-    ids = prompt(executor, 150, seed=6)
+    ids = prompt(executor, 100, seed=6)
     answers = []
-    for chunk in (0, 64, 7):
+    for chunk in (0, 64, 9):
         driver = StepDriver(executor)
         row = driver.add(ids, logprobs=LogprobSpec(top_n=3, prompt_start=0))
         driver.prefill(row, chunk=chunk)
@@ -225,3 +238,32 @@ def test_poisoned_row_fails_alone(executor: LocalExecutor) -> None:
     assert "finite" in result.rows[0].error
     assert result.rows[1].error is None
     assert torch.equal(bits(executor.worker.runner.last.logits[1]), bits(alone))
+
+
+def test_two_plans_in_flight_equal_one_at_a_time(subject: str, path: Path, executor: LocalExecutor) -> None:
+    """Overlap: each plan is made before the tokens of the one before are known, on the forward's own thread."""
+    ids = [prompt(executor, 20 + 9 * i, seed=80 + i) for i in range(3)]
+    driver = StepDriver(executor)
+    expected = driver.generate([driver.add(p) for p in ids], 6)
+    overlapped = executor_for(path, subject, threaded=True)
+    try:
+        driver = StepDriver(overlapped)
+        rows = [driver.add(p) for p in ids]
+        works = [[(row, row.prompt_len)] for row in rows] + [[(row, 1) for row in rows]] * 5
+        flying: list[list[tuple[Row, int]]] = []
+        for work in works:
+            overlapped.submit(driver.plan(work, relay=True))
+            for row, n in work:
+                row.done += n
+            flying.append(work)
+            if len(flying) == 2:
+                land(overlapped, flying.pop(0))
+        land(overlapped, flying.pop(0))
+    finally:
+        overlapped.close()
+    assert [row.outputs for row in rows] == expected
+
+
+def land(executor: LocalExecutor, work: list[tuple[Row, int]]) -> None:
+    for (row, _), answer in zip(work, executor.collect().rows, strict=True):
+        row.tokens += answer.tokens

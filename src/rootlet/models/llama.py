@@ -40,11 +40,15 @@ class LlamaAttention:
         return RMSNorm.load(source, name, size=config.head_dim, eps=config.rms_eps) if config.qk_norm else None
 
     def __call__(self, x: Tensor, positions: Tensor, *, residual: Tensor) -> Tensor:
-        q, k, v = self.qkv_proj.split(self.qkv_proj(x))
+        qkv = self.qkv_proj(x)
+        q, k, v = self.qkv_proj.split(qkv)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm.per_head(q), self.k_norm.per_head(k)
-        if self.rope is not None:
-            q, k = self.rope(q, positions), self.rope(k, positions)
+            if self.rope is not None:
+                q, k = self.rope(q, positions), self.rope(k, positions)
+        elif self.rope is not None:  # q and k lie side by side: one op turns the heads of both
+            qk = self.rope(qkv[:, : q.shape[1] + k.shape[1]], positions)
+            q, k = qk[:, : q.shape[1]], qk[:, q.shape[1] :]
         return self.o_proj(self.attention(q, k, v), residual=residual)
 
 

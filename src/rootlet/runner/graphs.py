@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rootlet.device.base import Graph
 from rootlet.kernels.ops import AttentionMeta
@@ -29,3 +29,19 @@ class StepGraph(Generic[Output]):
             num_tokens=batch.num_tokens, num_rows=batch.num_rows, num_logit_rows=batch.num_logit_rows, num_work=int(meta.num_work[0])
         )
         return self._output
+
+    def profile(self, *, on: bool) -> dict[str, dict[str, Any]]:
+        """What each kind of op took since profiling was started (`seconds` on the calling thread, `wait_s` at the barrier after it), longest first;
+        then starts it anew, or stops it."""
+        total: dict[str, dict[str, Any]] = {}
+        for op in self._graph.times():
+            entry = total.setdefault(op.name, {"calls": 0, "seconds": 0.0, "wait_s": 0.0})
+            entry["calls"] += op.calls
+            entry["seconds"] += op.seconds
+            entry["wait_s"] += op.wait_s
+        self._graph.profile(on=on)
+        return dict(sorted(total.items(), key=lambda item: -(item[1]["seconds"] + item[1]["wait_s"])))
+
+    def free(self) -> None:
+        """Gives the recording and its memory back."""
+        self._graph.free()

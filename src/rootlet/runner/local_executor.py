@@ -78,19 +78,27 @@ class LocalExecutor:
         return answer
 
     def control(self, op: ControlOp) -> dict[str, Any]:
-        """"flush": nothing to forget, rows are rebuilt by their `RowInit`. "state": counters. Call with nothing in flight."""
+        """Call with nothing in flight. "flush": nothing to forget, rows are rebuilt by their `RowInit`. "state": counters and facts. "profile": op
+        times since it was switched on (`args`: on=True starts anew, on=False stops). Raises `Unsupported` on any other."""
+        assert self._in_flight == 0, "control with plans in flight"
         if op.name == "flush":
             return {}
         if op.name == "state":
-            return {"steps": self._steps, "failed_steps": self._failed_steps, "in_flight": self._in_flight, **self.info}
-        raise Unsupported(f"the local executor has no control operation {op.name!r} (known: flush, state)")
+            return {"steps": self._steps, "failed_steps": self._failed_steps, **self.info}
+        graph = self.worker.runner.graph
+        if op.name == "profile" and graph is not None:
+            return graph.profile(on=bool(op.args.get("on", True)))
+        if op.name == "profile":
+            raise Unsupported("op times are measured on a recorded step, and these kernels record none (--graph, --kernels)")
+        raise Unsupported(f"the local executor has no control operation {op.name!r} (known: flush, profile, state)")
 
     def close(self) -> None:
-        """Ends the forward thread after the plans in flight. Idempotent."""
+        """Ends the forward thread after the plans in flight and frees the recording. Idempotent."""
         if self._thread is not None:
             self._plans.put(None)
             self._thread.join()
             self._thread = None
+        self.worker.runner.close()
 
     def _run(self, plan: StepPlan) -> StepResult:
         self._steps += 1

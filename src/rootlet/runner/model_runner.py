@@ -51,6 +51,12 @@ class ModelRunner:
         """Records a step at the largest size in the empty `graph`; from now on steps are replayed."""
         self.graph = StepGraph(graph, self._forward_all)
 
+    def close(self) -> None:
+        """Gives the recording back. Idempotent; nothing can be run afterwards."""
+        if self.graph is not None:
+            self.graph.free()
+        self.graph = self.last = None
+
     def run(self, plan: StepPlan) -> StepResult:
         """Executes the plan. A row without finite logits fails alone."""
         start = time.perf_counter()

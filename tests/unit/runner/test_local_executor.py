@@ -25,6 +25,7 @@ class FakeRunner:
     """Answers a step with its number; raises what it was told to at a step."""
 
     capacity = Capacity(1, 16, 2, 16, 16, 10)
+    graph = None
 
     def __init__(self, failures: dict[int, BaseException]) -> None:
         self._failures = failures
@@ -33,6 +34,9 @@ class FakeRunner:
         if plan.step in self._failures:
             raise self._failures[plan.step]
         return StepResult(plan.step, (RowResult(tokens=(plan.step,)),) * 2)
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 @pytest.fixture(params=[False, True], ids=["caller's thread", "own thread"])
@@ -101,7 +105,9 @@ def test_a_bug_is_not_hidden(make: Any, threaded: bool) -> None:
 def test_unknown_control_names_the_known_ones(make: Any) -> None:
     executor = make({})
     assert executor.control(ControlOp("flush")) == {}
-    with pytest.raises(Unsupported, match="known: flush, state"):
+    with pytest.raises(Unsupported, match="record none"):
+        executor.control(ControlOp("profile"))
+    with pytest.raises(Unsupported, match="known: flush, profile, state"):
         executor.control(ControlOp("levitate"))
 
 
