@@ -51,9 +51,11 @@ class _Progress:
 
 @dataclass(slots=True)
 class _Request:
+    """`parent` = the latest event of choice 0, which computed the prompt for all."""
+
     start_s: float
     choices: dict[int, _Progress] = field(default_factory=dict)
-    prompt_counted: bool = False
+    parent: Chunk | None = None
     num_finished: int = 0
 
 
@@ -94,6 +96,8 @@ class Instruments:
             raise
         finally:
             self._enter(-1)
+            if request.parent is not None:
+                self._count_prompt(request.parent)
             unfinished = max(1, len(request.choices)) - request.num_finished
             if not is_over and unfinished > 0:  # closed or cancelled: what has not finished was given up by the client
                 self.count(names.REQUESTS, unfinished, outcome="abort")
@@ -116,14 +120,14 @@ class Instruments:
                     self._itl.observe((now_s - choice.last_s) / num_new)
             choice.last_s, choice.len = now_s, chunk.completion_len
             self.count(names.GENERATED_TOKENS, num_new)
-        if not request.prompt_counted and chunk.prompt_len:
-            request.prompt_counted = True
-            self._count_prompt(chunk)
+        if chunk.index == 0:
+            request.parent = chunk
         if chunk.finish is not None:
             request.num_finished += 1
             self._on_finish(request, choice, chunk, now_s)
 
     def _count_prompt(self, chunk: Chunk) -> None:
+        """Once a request, from the last event of choice 0: it knows the tiers of the hit."""
         self.count(names.PROMPT_TOKENS, chunk.prompt_len)
         self.time(names.PROMPT_LEN, chunk.prompt_len)
         stats = chunk.stats

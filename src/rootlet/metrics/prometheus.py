@@ -61,6 +61,7 @@ class Snapshot(Collector):
         self._is_up = is_up
 
     def collect(self) -> Iterator[Metric]:
+        """The documented metrics first, then every other number by its key."""
         known: dict[str, float] = {}
         rest: list[tuple[str, float]] = []
         for key, value in flatten(self._state):

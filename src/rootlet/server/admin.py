@@ -108,6 +108,7 @@ async def server_info(context: ServerContext) -> Response:
 
 
 def model_info(context: ServerContext) -> Response:
+    """The served model, under the keys that SGLang's clients read."""
     manager = context.manager
     capacity = manager.ready_info
     path = context.config.model.model
