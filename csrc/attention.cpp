@@ -22,6 +22,7 @@ namespace {
 constexpr int kTileRows = 6;
 constexpr int kGroupRows = 48;  // rows whose running state is kept at once
 constexpr int kBlocks = kCut / kKeyBlock;
+constexpr int kSplitItems = 4;  // up to so many items a worker are worth splitting by cuts
 
 RL_INLINE float widen(float x) { return x; }
 RL_INLINE float widen(uint16_t x) { return f16_to_f32(x); }
@@ -292,43 +293,136 @@ struct Item {
   int q_begin, q_count, kv_head, batch, kv_begin, kv_len;
 };
 
+// Up to kGroupRows rows of one item: what they read, what they hold, where their answers go.
 template <class T>
-void attend_rows(const AttentionArgs& a, const Item& it, int first_row, int rows, char* scratch) {
-  const int dim = a.dim, group = a.heads / a.kv_heads;
+struct Rows {
   RowState st;
-  float* s = reinterpret_cast<float*>(scratch);  // [kTileRows, kCut]
-  st.q = s + kTileRows * kCut;
-  st.out = st.q + kGroupRows * dim;
-  const int begin_position = a.prefix_lens[it.batch] + it.q_begin - a.qo_indptr[it.batch];
-  int low = it.kv_len, high = 0;
-  for (int r = 0; r < rows; ++r) {
-    const int token = (first_row + r) / group, head = it.kv_head * group + (first_row + r) % group;
-    const int position = begin_position + token;
-    st.low[r] = a.window > 0 ? most(it.kv_begin, position - a.window + 1) : it.kv_begin;
-    st.high[r] = least(position + 1, it.kv_len);
-    low = least(low, st.low[r]);
-    high = most(high, st.high[r]);
-    st.best[r] = -__builtin_inff();
-    st.total[r] = 0.0f;
-    const float* q = a.q + (it.q_begin + token) * a.q_stride + head * dim;
-    for (int d = 0; d < dim; ++d) st.q[r * dim + d] = q[d] * a.scale, st.out[r * dim + d] = 0.0f;
+  Pages<T> pages;
+  float* scores;  // [kTileRows, kCut]
+  int first, count, low, high;
+};
+
+RL_INLINE int row_token(const AttentionArgs& a, const Item& it, int row) { return it.q_begin + row / (a.heads / a.kv_heads); }
+RL_INLINE int row_head(const AttentionArgs& a, const Item& it, int row) {
+  const int group = a.heads / a.kv_heads;
+  return it.kv_head * group + row % group;
+}
+
+template <class T>
+void open_rows(const AttentionArgs& a, const Item& it, int first, int count, char* scratch, Rows<T>& x) {
+  const int dim = a.dim;
+  x.scores = reinterpret_cast<float*>(scratch);
+  x.st.q = x.scores + kTileRows * kCut;
+  x.st.out = x.st.q + kGroupRows * dim;
+  x.first = first, x.count = count, x.low = it.kv_len, x.high = 0;
+  for (int r = 0; r < count; ++r) {
+    const int token = row_token(a, it, first + r);
+    const int position = a.prefix_lens[it.batch] + token - a.qo_indptr[it.batch];
+    x.st.low[r] = a.window > 0 ? most(it.kv_begin, position - a.window + 1) : it.kv_begin;
+    x.st.high[r] = least(position + 1, it.kv_len);
+    x.low = least(x.low, x.st.low[r]);
+    x.high = most(x.high, x.st.high[r]);
+    x.st.best[r] = -__builtin_inff();
+    x.st.total[r] = 0.0f;
+    const float* q = a.q + token * a.q_stride + row_head(a, it, first + r) * dim;
+    for (int d = 0; d < dim; ++d) x.st.q[r * dim + d] = q[d] * a.scale, x.st.out[r * dim + d] = 0.0f;
   }
   const int64_t head_elements = static_cast<int64_t>(a.page_size) * dim;
-  const Pages<T> pages{static_cast<const T*>(a.k_pages), static_cast<const T*>(a.v_pages), a.page_table + a.row_ids[it.batch] * a.page_stride,
-                       head_elements * a.kv_heads, head_elements * it.kv_head, a.page_size, dim};
-  const int tiles = (rows + kTileRows - 1) / kTileRows;
-  for (int begin = low / kCut * kCut; begin < high; begin += kCut) {
-    Cut<T> cut;
-    locate(pages, begin, low, high, cut);
-    for (int t = 0; t < tiles; ++t) {
-      const int from = rows * t / tiles, to = rows * (t + 1) / tiles;
-      dispatch_tile(to - from, st, from, dim, cut, t == 0 && begin + kCut < high, s);
+  x.pages = {static_cast<const T*>(a.k_pages), static_cast<const T*>(a.v_pages), a.page_table + a.row_ids[it.batch] * a.page_stride,
+             head_elements * a.kv_heads, head_elements * it.kv_head, a.page_size, dim};
+}
+
+// Folds the cut at `begin` into all rows. `ahead`: the cut after it comes next on this worker.
+template <class T>
+void fold_cut(Rows<T>& x, int dim, int begin, bool ahead) {
+  Cut<T> cut;
+  locate(x.pages, begin, x.low, x.high, cut);
+  const int tiles = (x.count + kTileRows - 1) / kTileRows;
+  for (int t = 0; t < tiles; ++t) {
+    const int from = x.count * t / tiles, to = x.count * (t + 1) / tiles;
+    dispatch_tile(to - from, x.st, from, dim, cut, t == 0 && ahead, x.scores);
+  }
+}
+
+RL_INLINE void write_row(const AttentionArgs& a, const Item& it, int row, const float* acc, float total) {
+  float* out = a.out + (static_cast<int64_t>(row_token(a, it, row)) * a.heads + row_head(a, it, row)) * a.dim;
+  for (int d = 0; d < a.dim; ++d) out[d] = total == 0.0f ? 0.0f : acc[d] / total;
+}
+
+template <class T>
+void attend_rows(const AttentionArgs& a, const Item& it, int first, int count, char* scratch) {
+  Rows<T> x;
+  open_rows(a, it, first, count, scratch, x);
+  for (int begin = x.low / kCut * kCut; begin < x.high; begin += kCut) fold_cut(x, a.dim, begin, begin + kCut < x.high);
+  for (int r = 0; r < count; ++r) write_row(a, it, first + r, x.st.out + r * a.dim, x.st.total[r]);
+}
+
+RL_INLINE Item item_of(const AttentionArgs& a, int i) {
+  const int32_t* x = a.work + static_cast<int64_t>(i) * kWorkItemWords;
+  return {x[0], x[1], x[2], x[3], x[4], x[5]};
+}
+
+// Cuts that an item of one query token touches.
+RL_INLINE int num_cuts(const AttentionArgs& a, const Item& it) {
+  const int low = a.window > 0 ? most(it.kv_begin, it.kv_len - a.window) : it.kv_begin;
+  return (it.kv_len - 1) / kCut - low / kCut + 1;
+}
+
+// Number of (item, cut) units when the step is a few decode rows that would leave workers idle, else 0. The same on every worker.
+int units_to_split(const AttentionArgs& a, const Worker& w) {
+  const int group = a.heads / a.kv_heads, items = *a.num_work;
+  if (w.num_threads() == 1 || items > kSplitItems * w.num_threads() || group > kTileRows) return 0;
+  int64_t units = 0;
+  for (int i = 0; i < items; ++i) {
+    const Item it = item_of(a, i);
+    if (it.q_count != 1) return 0;
+    units += num_cuts(a, it);
+  }
+  return units > items && units * group * (a.dim + 2) <= a.num_partials ? static_cast<int>(units) : 0;
+}
+
+// Cuts of decode rows dealt to the team; each leaves (max, sum, acc) of its rows, merged in ascending order by the same operations as in one pass.
+template <class T>
+void attend_split(const AttentionArgs& a, Worker& w, int units, char* scratch) {
+  const int group = a.heads / a.kv_heads, dim = a.dim;
+  const int64_t row_floats = dim + 2, unit_floats = group * row_floats;
+  for (int u = w.take(); u < units; u = w.take()) {
+    int i = 0, cut = u;
+    Item it = item_of(a, 0);
+    for (int n = num_cuts(a, it); cut >= n; n = num_cuts(a, it)) {
+      cut -= n;
+      it = item_of(a, ++i);
+    }
+    Rows<T> x;
+    open_rows(a, it, 0, group, scratch, x);
+    fold_cut(x, dim, (x.low / kCut + cut) * kCut, false);
+    for (int r = 0; r < group; ++r) {
+      float* to = a.partials + u * unit_floats + r * row_floats;
+      to[0] = x.st.best[r], to[1] = x.st.total[r];
+      memcpy(to + 2, x.st.out + r * dim, sizeof(float) * static_cast<size_t>(dim));
     }
   }
-  for (int r = 0; r < rows; ++r) {
-    const int token = (first_row + r) / group, head = it.kv_head * group + (first_row + r) % group;
-    float* out = a.out + (static_cast<int64_t>(it.q_begin + token) * a.heads + head) * dim;
-    for (int d = 0; d < dim; ++d) out[d] = st.total[r] == 0.0f ? 0.0f : st.out[r * dim + d] / st.total[r];
+  w.barrier();
+  const Range mine = w.share(*a.num_work * group);
+  int64_t u = 0;
+  auto* acc = reinterpret_cast<float*>(scratch);
+  for (int i = 0; i < *a.num_work; ++i) {
+    const Item it = item_of(a, i);
+    const int cuts = num_cuts(a, it);
+    for (int r = most(0, mine.begin - i * group); r < least(group, mine.end - i * group); ++r) {
+      float best = -__builtin_inff(), total = 0.0f;
+      for (int d = 0; d < dim; ++d) acc[d] = 0.0f;
+      for (int c = 0; c < cuts; ++c) {
+        const float* from = a.partials + (u + c) * unit_floats + r * row_floats;
+        const float top = best > from[0] ? best : from[0];
+        const float keep = exp1(best - top), gain = exp1(from[0] - top);
+        total = fma1(total, keep, from[1] * gain);
+        for (int d = 0; d < dim; ++d) acc[d] = fma1(acc[d], keep, from[2 + d] * gain);
+        best = top;
+      }
+      write_row(a, it, r, acc, total);
+    }
+    u += cuts;
   }
 }
 
@@ -336,11 +430,10 @@ template <class T>
 void attend(const AttentionArgs& a, Worker& w) {
   const size_t bytes = sizeof(float) * (kTileRows * kCut + 2 * static_cast<size_t>(kGroupRows) * a.dim);
   char* scratch = static_cast<char*>(w.scratch(bytes));
-  const int group = a.heads / a.kv_heads;
+  if (const int units = units_to_split(a, w)) return attend_split<T>(a, w, units, scratch);
   for (int i = w.take(); i < *a.num_work; i = w.take()) {
-    const int32_t* x = a.work + static_cast<int64_t>(i) * kWorkItemWords;
-    const Item it{x[0], x[1], x[2], x[3], x[4], x[5]};
-    const int rows = it.q_count * group;
+    const Item it = item_of(a, i);
+    const int rows = it.q_count * (a.heads / a.kv_heads);
     for (int first = 0; first < rows; first += kGroupRows) attend_rows<T>(a, it, first, least(kGroupRows, rows - first), scratch);
   }
 }

@@ -198,6 +198,28 @@ def test_bits_do_not_depend_on_threads_or_work_order(isa_guard: ModuleType) -> N
     assert run(2, True) == want
 
 
+@needs_native
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (6, 1, 20), (4, 4, 128), (7, 1, 24)])
+@pytest.mark.parametrize("window", [None, 150])
+def test_few_decode_rows_split_over_the_team_keep_their_bits(heads: int, kv_heads: int, dim: int, window: int | None, isa_guard: ModuleType) -> None:
+    """Alone on one thread = alone on two (cuts dealt out) = in a batch too large to split."""
+
+    def run(threads: int, others: int) -> list[bytes]:
+        isa_guard.set_team(threads, False)
+        b = Bench(native_ops(), heads=heads, kv_heads=kv_heads, dim=dim, page_size=32)
+        requests = b.make([700, 129, 128] + [20] * others)
+        b.step([(r, 0, r.q.shape[0] - 1) for r in requests])
+        last = [(r, r.q.shape[0] - 1, r.q.shape[0]) for r in requests]
+        alone = [bits(b.step([part], window)[0]) for part in last[:3]]
+        return alone + [bits(x) for x in b.step(last, window)[:3]]
+
+    want = run(1, 0)
+    assert want[:3] == want[3:]
+    assert run(2, 0) == want
+    assert run(2, 12) == want
+    assert run(3, 1) == want
+
+
 @pytest.mark.parametrize("ops", OPS)
 def test_stale_nan_beyond_the_row_and_below_the_window_is_never_seen(ops: str) -> None:
     """A page that a poisoned request left behind must not reach the next owner."""

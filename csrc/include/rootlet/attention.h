@@ -32,6 +32,8 @@ struct AttentionArgs {
   const int32_t* prefix_lens;
   const int32_t* work;  // [num_work, 8]
   const int32_t* num_work;
+  float* partials;  // [num_partials] scratch that all workers share: few long rows are split over the team by cuts
+  int64_t num_partials;
   int64_t page_stride;
   int32_t heads, kv_heads, dim, page_size, half;
   int32_t window;  // 0 = all keys

@@ -33,6 +33,8 @@ def attention(
     prefix_lens: int,
     work: int,
     num_work: int,
+    partials: int,
+    num_partials: int,
     heads: int,
     kv_heads: int,
     dim: int,
