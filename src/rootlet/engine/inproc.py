@@ -75,9 +75,13 @@ class InprocRuntime:
         self._loaded.executor.close()
 
     async def _read(self) -> None:
-        while True:
-            for message in await self._to_main.recv():
-                self.manager.handle(message)
+        try:
+            while True:
+                for message in await self._to_main.recv():
+                    self.manager.handle(message)
+        except Exception as error:
+            _log.exception("front_failed")
+            self.manager.engine_failed(f"the front failed: {type(error).__name__}")
 
     def _run_scheduler(self) -> None:
         """Main of the scheduler's thread: whatever escapes from it ends every open request instead of vanishing with the thread."""

@@ -12,23 +12,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pkgutil
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import uvloop
+from starlette.types import ASGIApp
 
 from rootlet.config.resolve import num_usable_cores, resolve_config
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core import env, log
-from rootlet.core.clock import SystemClock
+from rootlet.core.clock import Clock, SystemClock
 from rootlet.core.errors import RootletError
 from rootlet.engine.http import HttpServer
+from rootlet.engine.launch_events import LaunchEvent, print_event
 from rootlet.engine.listen import listen, raise_file_limit, url_of
 from rootlet.engine.model_side import FrontModel, load_front
 from rootlet.engine.private_dir import private_dir
@@ -39,6 +41,10 @@ from rootlet.ipc.channel_zmq import ZmqAsyncReceiver, ZmqSender, address
 from rootlet.ipc.codec import main_codec, scheduler_codec
 from rootlet.ipc.messages import HealthTick, LoadProgress, SchedulerError, SchedulerReady, ShutdownReq
 
+AppFactory = Callable[[TokenizerManager, RuntimeConfig], ASGIApp]
+
+DEFAULT_APP = "rootlet.server.app:build_app"
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WATCH_EVERY_S = 0.1
 LAST_WORDS_S = 0.3  # a child that ends on its own says why first; the message may still be on its way
 DRAIN_MARGIN_S = 5.0
@@ -48,38 +54,27 @@ FLUSH_S = 1.0
 _log = log.logger("launch")
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchEvent:
-    """What a terminal may want to show. `url` from "listening" on; `progress` with "progress"; `ready` with "ready"."""
+def launch(
+    config: RuntimeConfig,
+    *,
+    on_event: Callable[[LaunchEvent], None] = print_event,
+    stuck_after_s: float = STUCK_AFTER_S,
+    app: str | AppFactory = DEFAULT_APP,
+) -> int:
+    """Serve until told to stop; returns the exit code. Must run in the main thread (signals, PDEATHSIG).
 
-    kind: Literal["listening", "progress", "ready", "draining", "failed", "stopped"]
-    url: str = ""
-    message: str = ""
-    progress: LoadProgress | None = None
-    ready: SchedulerReady | None = None
-    served_names: tuple[str, ...] = ()
-
-
-def print_event(event: LaunchEvent) -> None:
-    """One plain line an event on stdout; failures on stderr."""
-    match event.kind:
-        case "listening":
-            print(f"rootlet: listening on {event.url} (model is loading)", flush=True)
-        case "ready":
-            print(f"rootlet: ready on {event.url} as {', '.join(event.served_names)}", flush=True)
-        case "failed":
-            print(f"rootlet: {event.message}", file=sys.stderr, flush=True)
-        case "progress":
-            p = event.progress
-            if p is not None and p.done >= 1.0:
-                print(f"rootlet: {p.phase} {p.detail} ({p.elapsed_s:.1f} s)".replace("  ", " "), flush=True)
-        case _:
-            print(f"rootlet: {event.message or event.kind}", flush=True)
-
-
-def launch(config: RuntimeConfig, *, on_event: Callable[[LaunchEvent], None] = print_event, stuck_after_s: float = STUCK_AFTER_S) -> int:
-    """Serve until told to stop; returns the exit code. Must run in the main thread (signals, PDEATHSIG)."""
+    `app` makes the ASGI application, or names what does ("module:attribute"): the engine knows no dialect.
+    """
     log.configure(config.server.log_level, process=MAIN)
+    # A signal that comes before the loop can answer it waits; it must neither be lost nor kill the process with its directory left behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        return _launch(config, on_event, stuck_after_s, pkgutil.resolve_name(app) if isinstance(app, str) else app)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _launch(config: RuntimeConfig, on_event: Callable[[LaunchEvent], None], stuck_after_s: float, app: AppFactory) -> int:
     raise_file_limit()
     try:
         config, reasons = resolve_config(config, num_cores=num_usable_cores())
@@ -94,7 +89,7 @@ def launch(config: RuntimeConfig, *, on_event: Callable[[LaunchEvent], None] = p
     with private_dir(env.runtime_dir()) as directory, contextlib.closing(sock):
         server = _Server(config, directory, url=url, on_event=on_event, stuck_after_s=stuck_after_s)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(server.run(sock))
+            code = runner.run(server.run(sock, app))
     on_event(LaunchEvent("stopped", message="stopped" if code == 0 else f"stopped with exit code {code}"))
     return code
 
@@ -120,15 +115,14 @@ class _Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[tuple[int, float]]
 
-    async def run(self, sock: socket.socket) -> int:
-        from rootlet.server.app import build_app
-
+    async def run(self, sock: socket.socket, app: AppFactory) -> int:
         loop = self._loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         inbox = ZmqAsyncReceiver(address(self._directory, MAIN), main_codec())
-        http = HttpServer(build_app(self._manager, self._config), self._config.server)
+        http = HttpServer(app(self._manager, self._config), self._config.server)
         http_task = asyncio.create_task(http.run_on(sock))
         http_task.add_done_callback(lambda task: None if task.cancelled() else self._end(ENGINE_ERROR, 0.0))
         self._background(self._read(inbox))
@@ -150,7 +144,15 @@ class _Server:
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        """A background task that breaks would leave clients waiting for ever; so it ends the engine."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("background_task_failed", error=repr(error))
+            self._fail(f"an internal task failed ({type(error).__name__})", ENGINE_ERROR)
 
     def _end(self, code: int, flush_s: float) -> None:
         if not self._ended.done():
@@ -285,15 +287,16 @@ class _Server:
             self._hurry.clear()
             self._to_scheduler.send(ShutdownReq(drain_s=0.0))
             await self._scheduler_ends(HURRY_S)
-        await self._until(lambda: self._manager.num_open == 0, HURRY_S)  # last words pass through the detokenizer
+        await _until(self._clock, lambda: self._manager.num_open == 0, HURRY_S)  # last words pass through the detokenizer
         self._manager.abort_open("the server was shut down")
         self._end(0, FLUSH_S)
 
     async def _scheduler_ends(self, timeout_s: float) -> bool:
-        await self._until(lambda: self._hurry.is_set() or self._supervisor.exit_code(SCHEDULER) is not None, timeout_s)
+        await _until(self._clock, lambda: self._hurry.is_set() or self._supervisor.exit_code(SCHEDULER) is not None, timeout_s)
         return self._supervisor.exit_code(SCHEDULER) is not None
 
-    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        deadline_s = self._clock.now() + timeout_s
-        while not condition() and self._clock.now() < deadline_s:
-            await asyncio.sleep(WATCH_EVERY_S / 5)
+
+async def _until(clock: Clock, condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline_s = clock.now() + timeout_s
+    while not condition() and clock.now() < deadline_s:
+        await asyncio.sleep(WATCH_EVERY_S / 5)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from rootlet.core.clock import Clock
 from rootlet.core.log import logger
@@ -64,8 +64,11 @@ class Supervisor:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, role: str, launch_file: Path) -> None:
-        """A fresh interpreter in a session of its own (a terminal's Ctrl-C reaches the parent only); its stdin is the lifeline."""
-        command = [sys.executable, "-m", "rootlet.engine.processes", role, str(launch_file)]
+        """A fresh interpreter in a session of its own (a terminal's Ctrl-C reaches the parent only); its stdin is the lifeline.
+
+        -P: nothing is imported from whatever folder the server was started in.
+        """
+        command = [sys.executable, "-P", "-m", "rootlet.engine.processes", role, str(launch_file)]
         self._children[role] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         _log.info("started", role=role, pid=self._children[role].pid)
 

@@ -20,6 +20,7 @@ from rootlet.frontend.types import GenerateReq
 from rootlet.ipc.messages import DetokSpec, SchedulerReady, TokenizedGenerateReqInput
 
 MAX_RID_CHARS = 256
+MAX_PRIORITY = 2**31
 
 
 def check_prompt(req: GenerateReq, input_ids: Sequence[int], ready: SchedulerReady) -> None:
@@ -35,6 +36,9 @@ def check_prompt(req: GenerateReq, input_ids: Sequence[int], ready: SchedulerRea
     if low < 0 or high >= ready.vocab_size:
         bad = low if low < 0 else high
         raise InvalidValue(req.param, f"{req.param} holds token id {bad}, outside the vocabulary of {ready.vocab_size} (0..{ready.vocab_size - 1})")
+    start = req.logprobs.prompt_start if req.logprobs is not None else None
+    if start is not None and start > prompt_len:
+        raise InvalidValue("logprob_start_len", f"the first prompt position must be in [0, {prompt_len}], got {start}")
 
 
 def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_logprobs: int) -> None:
@@ -45,11 +49,22 @@ def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_lo
         raise InvalidValue("rid", f"rid must be 1 to {MAX_RID_CHARS} printable characters")
     if any(not stop for stop in req.sampling.stop):
         raise InvalidValue("stop", "a stop string must not be empty")
+    _check_wire(req)
     if req.deadline_s is not None and not req.deadline_s > 0:
         raise InvalidValue("timeout", f"the deadline must be above 0 seconds, got {req.deadline_s}")
     validate(req.sampling, ready.vocab_size, max_n=max_n)
     if req.logprobs is not None:
         _check_logprobs(req.logprobs, ready.vocab_size, max_logprobs)
+
+
+def _check_wire(req: GenerateReq) -> None:
+    """What the wire cannot carry: text that is not UTF-8 (lone surrogates), integers beyond 64 bits."""
+    named = {"user": req.user, "cache_salt": req.cache_salt, "extra_key": req.extra_key, "lora_id": req.lora_id}
+    for name, text in [*named.items(), *(("stop", stop) for stop in req.sampling.stop)]:
+        if text is not None and not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            raise InvalidValue(name, f"{name} holds a lone surrogate, which is no valid text")
+    if req.priority is not None and not -MAX_PRIORITY <= req.priority < MAX_PRIORITY:
+        raise InvalidValue("priority", f"priority must fit in 32 bits, got {req.priority}")
 
 
 def _check_logprobs(spec: LogprobSpec, vocab_size: int, max_logprobs: int) -> None:
@@ -63,10 +78,10 @@ def _check_logprobs(spec: LogprobSpec, vocab_size: int, max_logprobs: int) -> No
 
 
 def clamp_output(p: SamplingParams, prompt_len: int, ready: SchedulerReady) -> SamplingParams:
-    """`max_new_tokens` made a number that fits the context; `min_new_tokens` never above it."""
+    """`max_new_tokens` made a number that fits the context; `min_new_tokens` never above it; `top_k` never above the vocabulary."""
     room = ready.max_context_len - prompt_len
     max_new = room if p.max_new_tokens is None else min(p.max_new_tokens, room)
-    return msgspec.structs.replace(p, max_new_tokens=max_new, min_new_tokens=min(p.min_new_tokens, max_new))
+    return msgspec.structs.replace(p, max_new_tokens=max_new, min_new_tokens=min(p.min_new_tokens, max_new), top_k=min(p.top_k, ready.vocab_size))
 
 
 def left_neighbour(tokens: TokenBytes, input_ids: Sequence[int]) -> bytes:

@@ -19,6 +19,7 @@ from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import Finish, FinishKind, LogprobSpec
 from rootlet.frontend.tokenizer_manager import INLINE_CHARS, TokenizerManager
 from rootlet.frontend.types import GenerateChunk, GenerateReq
+from rootlet.ipc.codec import scheduler_codec
 from rootlet.ipc.messages import (
     AbortReq,
     BatchTokenIDOutput,
@@ -204,6 +205,15 @@ def test_row_32_too_long_prompts_are_refused_with_both_numbers(prompt_len: int, 
         (GenerateReq(prompt="a", rid=""), "rid"),
         (GenerateReq(prompt="a", rid="x\n"), "rid"),
         (GenerateReq(prompt="a", deadline_s=0.0), "timeout"),
+        (GenerateReq(prompt="a", deadline_s=float("nan")), "timeout"),
+        (GenerateReq(prompt="a", sampling=SamplingParams(stop=("\ud800",))), "stop"),
+        (GenerateReq(prompt="a", cache_salt="x\udfff"), "cache_salt"),
+        (GenerateReq(prompt="a", user="\udc00"), "user"),
+        (GenerateReq(prompt="a", rid="\udc00"), "rid"),
+        (GenerateReq(prompt="a", priority=2**70), "priority"),
+        (GenerateReq(prompt="a", logprobs=LogprobSpec(prompt_start=2)), "logprob_start_len"),
+        (GenerateReq(prompt="a", logprobs=LogprobSpec(prompt_start=-1)), "logprob_start_len"),
+        (GenerateReq(prompt="a", logprobs=LogprobSpec(token_ids=(256,))), "token_ids_logprob"),
     ],
 )
 def test_bad_values_are_refused_at_the_door(req: GenerateReq, param: str) -> None:
@@ -217,6 +227,19 @@ def test_bad_values_are_refused_at_the_door(req: GenerateReq, param: str) -> Non
         assert front.manager.num_open == 0
 
     asyncio.run(run())
+
+
+@scenario
+async def test_whatever_passes_the_door_fits_the_wire() -> None:
+    front = Front()
+    huge = {"top_k": 2**70, "max_new_tokens": 2**70, "min_new_tokens": 2**69, "seed": -(2**63)}
+    reader = front.reads(_req("é", rid="r", sampling={**huge, "stop": ("ü", "🚀")}, user="ü", priority=-5))
+    await settle()
+    codec = scheduler_codec()
+    assert codec.decode(codec.encode(front.requests[0])) == front.requests[0]
+    assert front.requests[0].sampling.top_k == READY.vocab_size
+    reader.task.cancel()
+    await settle()
 
 
 @scenario
