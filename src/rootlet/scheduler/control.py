@@ -20,6 +20,7 @@ from rootlet.scheduler.state import SchedulerState, end_req
 HEALTH_PERIOD_S = 0.5
 GATE_POLL_S = 0.005
 IDLE_WAIT_S = 1.0
+COMPACT_LEN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,13 @@ class _Limit:
 
 
 class Deadlines:
-    """A heap of time limits; those of requests that ended meanwhile are dropped when they come due."""
+    """A heap of time limits. Those of requests that ended are dropped when they come due, or when they are most of the heap."""
 
     def __init__(self, args: SchedulerArgs) -> None:
         self._args = args
         self._heap: list[tuple[float, int, _Limit]] = []
         self._count = 0
+        self._compact_at = COMPACT_LEN
 
     def watch(self, req: Req, deadline_s: float | None) -> None:
         args = self._args
@@ -51,6 +53,10 @@ class Deadlines:
             if seconds is not None:
                 self._count += 1
                 heapq.heappush(self._heap, (req.times.arrival_s + seconds, self._count, _Limit(req, queue, knob, seconds)))
+        if len(self._heap) > self._compact_at:
+            self._heap = [entry for entry in self._heap if entry[2].req.phase is not Phase.DONE]
+            heapq.heapify(self._heap)
+            self._compact_at = max(2 * len(self._heap), COMPACT_LEN)
 
     def due(self, now_s: float) -> list[tuple[Req, Finish]]:
         """Requests whose time is up, once each, in order of their limits."""
@@ -64,6 +70,10 @@ class Deadlines:
             message = f"The request {what} longer than {limit.knob} ({limit.seconds:g} s); it had produced {len(req.outputs)} tokens."
             ended.setdefault(req.rid, (req, Finish(FinishKind.ERROR, status=504, code="deadline_exceeded", message=message)))
         return list(ended.values())
+
+    @property
+    def pending(self) -> int:
+        return len(self._heap)
 
     def next_s(self) -> float | None:
         """When the next limit of a live request comes due."""
@@ -121,21 +131,30 @@ class Control:
         self._drain_until_s = until_s if self._drain_until_s is None else min(self._drain_until_s, until_s)
 
     def on_tick(self) -> None:
-        """Time limits, the end of a drain, parked flushes, health."""
+        """Time limits, the end of a drain, gates, parked flushes, health."""
         now_s = self._state.clock.now()
         for req, finish in self.deadlines.due(now_s):
             end_req(self._state, req, finish)
         if self._drain_until_s is not None and now_s >= self._drain_until_s:
             message = "The server is shutting down; the request was not finished in time."
             self.end_all(Finish(FinishKind.ERROR, status=503, code="shutting_down", message=message))
+        self._poll_gates()
         self._try_flush(now_s)
         if now_s - self._health_s >= HEALTH_PERIOD_S:
             self._health_s = now_s
             queues = self._state.queues
             self._send(HealthTick(steps=self._state.step, num_running=queues.num_running, num_waiting=queues.num_queued, busy=len(queues) > 0))
 
+    def _poll_gates(self) -> None:
+        for req in list(self._state.queues.gated):
+            verdict = self._state.gates.poll(req)
+            if isinstance(verdict, Finish):
+                end_req(self._state, req, verdict)
+            elif verdict:
+                self._state.queues.move(req, Phase.WAITING)
+
     def end_all(self, finish: Finish) -> None:
-        """Every live request ends with `finish`; also for the process main when the executor is lost."""
+        """Every live request ends with `finish`."""
         for req in self._state.queues.live():
             end_req(self._state, req, finish)
 

@@ -14,7 +14,10 @@ from rootlet.scheduler.state import SchedulerState
 
 
 def check_cheap(state: SchedulerState) -> None:
-    check_i3_containers(state)
+    """What costs O(running)."""
+    queues = state.queues
+    in_containers = queues.num_queued + queues.num_running
+    assert in_containers == len(queues.by_rid), f"I3 {in_containers} requests in containers, {len(queues.by_rid)} in the table"
     check_i4_counts(state)
     check_i5_pending(state)
     check_i9_limits(state)
@@ -23,27 +26,19 @@ def check_cheap(state: SchedulerState) -> None:
 
 def check_all(state: SchedulerState) -> None:
     check_cheap(state)
-    check_i1_pages(state)
-    check_i2_locks(state)
+    check_i3_containers(state)
+    check_i1_pages_i2_locks(state)
 
 
-def check_i1_pages(state: SchedulerState) -> None:
-    """Free + tree + private = total, page by page; no page has two owners."""
-    _check_cache(state, "I1", ("C", "E", "S", "R"))
+def check_i1_pages_i2_locks(state: SchedulerState) -> None:
+    """I1: free + tree + private = total, page by page; no page has two owners. I2: locks of a node = live holders below it.
 
-
-def check_i2_locks(state: SchedulerState) -> None:
-    """Locks of a node = live holders below it."""
-    _check_cache(state, "I2", ("L",))
-
-
-def _check_cache(state: SchedulerState, law: str, ids: tuple[str, ...]) -> None:
-    """Failures whose id is of another law are left to that law's own check."""
+    The cache recomputes both; laws whose id starts with L are about locks.
+    """
     try:
         state.kv.cache.check([req.kv for req in state.queues.by_rid.values()])
     except AssertionError as error:
-        if str(error).startswith(ids):
-            raise AssertionError(f"{law} {error}") from error
+        raise AssertionError(f"{'I2' if str(error).startswith('L') else 'I1'} {error}") from error
 
 
 def check_i3_containers(state: SchedulerState) -> None:
@@ -57,6 +52,8 @@ def check_i3_containers(state: SchedulerState) -> None:
             assert req.phase is phase, f"I3 {req.rid} is in {phase}, its phase is {req.phase}"
             assert queues.by_rid.get(req.rid) is req, f"I3 {req.rid} in {phase} is not the one of the table"
             assert (req.kv.row is not None) == (phase in (Phase.PREFILL, Phase.DECODE)), f"I3 {req.rid} in {phase} holds row {req.kv.row}"
+            holds_nothing = req.planned == req.pending == req.pending_chunks == 0
+            assert req.kv.row is not None or holds_nothing, f"I3 {req.rid} in {phase} has planned {req.planned}"
     assert len(seen) == len(queues.by_rid), f"I3 in the table and in no container: {sorted(set(queues.by_rid) - set(seen))}"
     rows = [req.kv.row for req in queues.holders()]
     assert len(set(rows)) == len(rows) == state.kv.req_to_token.num_held, f"I3 rows {rows} in use, {state.kv.req_to_token.num_held} held"
@@ -64,15 +61,11 @@ def check_i3_containers(state: SchedulerState) -> None:
 
 def check_i4_counts(state: SchedulerState) -> None:
     """protected <= committed <= allocated, protected page-aligned; planned = prompt + outputs + pending - 1 while decoding."""
-    for req in state.queues.by_rid.values():
+    for req in state.queues.holders():
         kv = req.kv
-        where = f"I4 {req.rid}: {kv}"
-        assert 0 <= kv.cache_protected_len <= kv.kv_committed_len <= kv.kv_allocated_len, where
-        assert kv.cache_protected_len % state.limits.page_size == 0, where
+        assert 0 <= kv.cache_protected_len <= kv.kv_committed_len <= kv.kv_allocated_len, f"I4 {req.rid}: {kv}"
+        assert kv.cache_protected_len % state.limits.page_size == 0, f"I4 {req.rid} is protected up to the middle of a page: {kv}"
         assert len(req.tokens) == 4 * req.num_tokens, f"I4 {req.rid}: {len(req.tokens)} bytes of tokens for {req.num_tokens}"
-        if req.kv.row is None:
-            assert req.planned == req.pending == req.pending_chunks == 0, f"I4 {req.rid} holds nothing and has planned {req.planned}"
-            continue
         assert req.planned == kv.kv_committed_len, f"I4 {req.rid}: planned {req.planned}, committed {kv.kv_committed_len}"
         if req.phase is Phase.PREFILL:
             assert req.planned < req.fill_len == req.num_tokens, f"I4 {req.rid}: planned {req.planned} of {req.fill_len} in prefill"
@@ -92,7 +85,8 @@ def check_i5_pending(state: SchedulerState) -> None:
             if row.req.phase is not Phase.DONE and row.req.epoch == row.epoch:
                 draws[row.req.rid] = draws.get(row.req.rid, 0) + int(row.sample)
                 chunks[row.req.rid] = chunks.get(row.req.rid, 0) + int(row.is_extend)
-    for rid, req in state.queues.by_rid.items():
+    for req in state.queues.holders():
+        rid = req.rid
         assert req.pending == draws.get(rid, 0), f"I5 {rid}: pending {req.pending}, in flight {draws.get(rid, 0)}"
         assert req.pending_chunks == chunks.get(rid, 0), f"I5 {rid}: pending_chunks {req.pending_chunks}, in flight {chunks.get(rid, 0)}"
 
@@ -119,7 +113,7 @@ def check_i8_progress(state: SchedulerState, plan: StepPlan | None) -> None:
 def check_i9_limits(state: SchedulerState) -> None:
     """max_new, context and pool are never exceeded."""
     limits = state.limits
-    for req in state.queues.by_rid.values():
+    for req in state.queues.holders():
         drawn = len(req.outputs) + req.pending
         assert drawn <= req.spec.max_new, f"I9 {req.rid}: {drawn} draws, max_new is {req.spec.max_new}"
         assert req.planned <= limits.max_context_len, f"I9 {req.rid}: {req.planned} positions, context is {limits.max_context_len}"

@@ -27,6 +27,7 @@ class Queues:
         self.waiting: list[Req] = []
         self.prefill: list[Req] = []
         self.decode: list[Req] = []
+        self._containers = {Phase.GATED: self.gated, Phase.WAITING: self.waiting, Phase.PREFILL: self.prefill, Phase.DECODE: self.decode}
 
     def __len__(self) -> int:
         return len(self.by_rid)
@@ -47,7 +48,7 @@ class Queues:
             self._insert(req)
 
     def container(self, phase: Phase) -> list[Req]:
-        return {Phase.GATED: self.gated, Phase.WAITING: self.waiting, Phase.PREFILL: self.prefill, Phase.DECODE: self.decode}[phase]
+        return self._containers[phase]
 
     def _insert(self, req: Req) -> None:
         if req.phase in (Phase.GATED, Phase.WAITING):
@@ -67,6 +68,10 @@ class Queues:
         """Requests that hold a row."""
         yield from self.prefill
         yield from self.decode
+
+    def decodable(self) -> list[Req]:
+        """Requests that may draw another token: their last one is not launched yet."""
+        return [req for req in self.decode if req.left_new > 0]
 
     def live(self) -> list[Req]:
         """A snapshot, in arrival order."""

@@ -25,6 +25,12 @@ def keep_order(reqs: Sequence[Req]) -> list[Req]:
     return sorted(reqs, key=lambda r: (-len(r.outputs), r.prompt_len, r.spec.seq, r.rid))
 
 
+def forced_victim(rows: Sequence[Req]) -> Req | None:
+    """For the test hook: the first victim among those that got on since their admission, so that work still ends."""
+    able = [r for r in rows if len(r.outputs) > r.outputs_at_admission]
+    return keep_order(able)[-1] if able else None
+
+
 def retract_decode(
     rows: Sequence[Req], *, pages_for_next: Callable[[Req], int], ensure_pages: Callable[[int], bool], retract: Callable[[Req], None]
 ) -> Retraction:

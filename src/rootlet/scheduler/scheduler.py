@@ -37,11 +37,11 @@ from rootlet.scheduler.intake import check_queue, finish_of, make_req
 from rootlet.scheduler.kv_owner import KvOwner
 from rootlet.scheduler.output import Outbox
 from rootlet.scheduler.policy import POLICIES, PolicyContext
-from rootlet.scheduler.prefill_adder import Admitted, PrefillAdder, Refused
+from rootlet.scheduler.prefill_adder import PrefillAdder, Refused
 from rootlet.scheduler.queue import Queues
 from rootlet.scheduler.req import Req
-from rootlet.scheduler.retraction import keep_order, retract_decode
-from rootlet.scheduler.state import SchedulerState, end_req, retract_req
+from rootlet.scheduler.retraction import forced_victim, retract_decode
+from rootlet.scheduler.state import SchedulerState, end_req, note_admission, retract_req
 
 
 class Scheduler:
@@ -167,18 +167,9 @@ class Scheduler:
     def on_tick(self) -> None:
         """Once a turn of the loop, before planning: time limits, gates, flushes, health. Sends what messages have queued."""
         self.control.on_tick()
-        self._poll_gates()
         if not len(self.state.queues):
             self.state.ratio.reset()
-        self._end_turn()
-
-    def _poll_gates(self) -> None:
-        for req in list(self.state.queues.gated):
-            verdict = self.state.gates.poll(req)
-            if isinstance(verdict, Finish):
-                end_req(self.state, req, verdict)
-            elif verdict:
-                self.state.queues.move(req, Phase.WAITING)
+        self.state.outbox.flush()
 
     def _end_turn(self) -> None:
         self.state.outbox.flush()
@@ -216,7 +207,7 @@ class Scheduler:
             if isinstance(verdict, Refused):
                 req.times.waited_for(verdict.term, verdict.why())
                 break
-            self._note_admission(verdict)
+            note_admission(state, req, verdict.start)
         if not adder.admitted:
             return None
         for req in queues.waiting:
@@ -227,33 +218,19 @@ class Scheduler:
         self._decodes_since_forced += bool(riders)
         return batch
 
-    def _note_admission(self, admitted: Admitted) -> None:
-        """Hits count once, at the first admission: finding one's own prefix after a retraction is not a hit."""
-        times, counters = admitted.req.times, self.state.counters
-        if times.admitted_s is None:
-            times.admitted_s = self.state.clock.now()
-            times.cached_len = admitted.start
-            counters.prompt_tokens += admitted.req.prompt_len
-            counters.cached_tokens += admitted.start
-        else:
-            counters.recomputed_tokens += admitted.req.fill_len - admitted.start
-
     def _mixed_riders(self) -> tuple[list[Req], int]:
         """Decode rows that share the step with a prefill chunk, and the pages they take. None when that would need a retraction."""
         state = self.state
-        riders = self._decodable() if state.limits.mixed else []
+        riders = state.queues.decodable() if state.limits.mixed else []
         pages = sum(state.kv.pages_for_next(r) for r in riders)
         if len(riders) + state.limits.page_size > state.limits.max_step_tokens or not state.kv.cache.ensure_pages(pages):
             return [], 0
         return riders, pages
 
-    def _decodable(self) -> list[Req]:
-        return [req for req in self.state.queues.decode if req.left_new > 0]
-
     def _update_running_batch(self) -> ScheduleBatch | None:
         """One token for each running request; retract when pages run short."""
         state = self.state
-        rows = self._decodable()
+        rows = self.state.queues.decodable()
         if not rows:
             return None
         needed = sum(state.kv.pages_for_next(r) for r in rows)
@@ -281,19 +258,17 @@ class Scheduler:
             if not state.in_flight:
                 end_req(state, outcome.stuck, Finish(FinishKind.LENGTH), publish_len=outcome.stuck.num_tokens - 1)
             return []
-        survivors = self._decodable()
+        survivors = self.state.queues.decodable()
         state.ratio.after_retraction(survivors)
         return survivors
 
     def _force_retraction(self) -> None:
-        """Test hook `retract_every`: only of a request that got on since its admission, so that work still ends."""
+        """Test hook `retract_every`."""
         every = self._args.retract_every
-        if not every or self._decodes_since_forced < every:
-            return
-        able = [r for r in self.state.queues.decode if len(r.outputs) > r.outputs_at_admission]
-        if able:
+        victim = forced_victim(self.state.queues.decode) if 0 < every <= self._decodes_since_forced else None
+        if victim is not None:
             self._decodes_since_forced = 0
-            retract_req(self.state, keep_order(able)[-1])
+            retract_req(self.state, victim)
 
     # ---- result ------------------------------------------------------------------------------------------------------------------------
 
@@ -302,3 +277,8 @@ class Scheduler:
         commit(self.state, result)
         self._end_turn()
         invariants.check_cheap(self.state)
+
+    def fail_all(self, message: str) -> None:
+        """The executor is lost as a whole: every request gets its terminal message. For the process main, which then ends."""
+        self.control.end_all(Finish(FinishKind.ERROR, status=503, code="engine_dead", message=message))
+        self.state.outbox.flush()

@@ -62,6 +62,17 @@ class SchedulerState:
     paused: bool = False
 
 
+def note_admission(state: SchedulerState, req: Req, cached_len: int) -> None:
+    """Hits count once, at the first admission: finding one's own prefix after a retraction is not a hit."""
+    if req.times.admitted_s is None:
+        req.times.admitted_s = state.clock.now()
+        req.times.cached_len = cached_len
+        state.counters.prompt_tokens += req.prompt_len
+        state.counters.cached_tokens += cached_len
+    else:
+        state.counters.recomputed_tokens += req.fill_len - cached_len
+
+
 def end_req(state: SchedulerState, req: Req, finish: Finish, *, publish_len: int | None = None) -> None:
     """The request is over: KV, row and lock are given back, the terminal message is queued. In any phase; exactly once."""
     if req.phase is Phase.GATED:

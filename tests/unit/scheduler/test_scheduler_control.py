@@ -226,3 +226,19 @@ def test_ready_message_has_the_clamps() -> None:
 def test_the_control_wing_loads_no_torch() -> None:
     code = "import sys, rootlet.scheduler.loop, rootlet.core.hash_lm; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_lost_executor_leaves_every_client_with_its_terminal_message() -> None:
+    script = Script(max_running=1)
+    script.turn(generate("runs", prompt_of(9), 50), generate("waits", prompt_of(9, 1), 5))
+    script.turn()
+    script.scheduler.fail_all("the executor is gone")
+    script.check_all_replies()
+    assert {(r.finish.status, r.finish.code) for r in script.replies.values()} == {(503, "engine_dead")}
+
+
+def test_time_limits_of_ended_requests_are_forgotten() -> None:
+    script = Script(request_timeout=1e6, queue_timeout=1e6)
+    for i in range(400):
+        script.run(generate(f"r{i}", prompt_of(3), 1))
+    assert script.scheduler.control.deadlines.pending <= 256
