@@ -47,12 +47,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.released: list[Seq] = []
         self.steps = 0
         for base, cut, stretch, more, space in fill:
-            self.serve(base, cut, stretch, more, space, 0)
+            self.serve(base, cut, stretch, more, space, priority=0)
 
     # ---- arrivals ------------------------------------------------------------------------------------------------------------------------
 
     @rule(base=picks, cut=picks, stretch=st.integers(0, 3), more=tokens, space=picks, priority=st.integers(-1, 1))
-    def submit(self, base: int, cut: int, stretch: int, more: list[int], space: int, priority: int) -> None:
+    def submit(self, base: int, cut: int, stretch: int, more: list[int], space: int, *, priority: int) -> None:
         old = self.prompts[base % len(self.prompts)]
         prompt = old[: cut % (len(old) + 1)] + [0] * (stretch * self.bench.page_size) + more
         prompt = prompt[: (PAGES_PER_ROW - 2) * self.bench.page_size] or [1]
@@ -81,7 +81,8 @@ class CacheMachine(RuleBasedStateMachine):
         pair = (one, two) if share_first else (two, one)
         for seq in pair:
             self.admit(self.waiting.index(seq))
-        if all([self._compute(seq, len(seq.tokens)) for seq in pair]):
+        computed = [self._compute(seq, len(seq.tokens)) for seq in pair]
+        if all(computed):
             for seq in reversed(pair):
                 self._unfinished(seq)
             assert (
@@ -90,11 +91,11 @@ class CacheMachine(RuleBasedStateMachine):
             )
 
     @rule(base=picks, cut=picks, stretch=st.integers(0, 3), more=tokens, space=picks, priority=st.integers(-1, 1))
-    def serve(self, base: int, cut: int, stretch: int, more: list[int], space: int, priority: int) -> None:
+    def serve(self, base: int, cut: int, stretch: int, more: list[int], space: int, *, priority: int) -> None:
         """A whole request at once, when there is room: fills the tree."""
         if not self.bench.rows.num_free:
             return
-        self.submit(base, cut, stretch, more, space, priority)
+        self.submit(base, cut, stretch, more, space, priority=priority)
         self.admit(len(self.waiting) - 1)
         seq, last = self.bench.live[-1], len(self.bench.live) - 1
         if self._compute(seq, len(seq.tokens)):
@@ -259,7 +260,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _waiting(self, pick: int) -> Seq:
         if not self.waiting:
-            self.submit(pick, pick, pick % 4, [pick % 2] * (pick % 24), pick // 16, 0)
+            self.submit(pick, pick, pick % 4, [pick % 2] * (pick % 24), pick // 16, priority=0)
         return self.waiting[pick % len(self.waiting)]
 
     def _reserve(self, seq: Seq, length: int) -> bool:
