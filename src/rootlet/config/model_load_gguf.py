@@ -62,6 +62,8 @@ def config_from_gguf(path: Path) -> ModelConfig:
         raise BadModelFile(f"{weights.label}: key_length {head_dim} and value_length {value_dim} differ, which is not served.")
     max_len = keys.need("context_length")
     names = set(weights.names())
+    if num_layers > len(names):
+        raise BadModelFile(f"{weights.label}: {arch}.block_count is {num_layers}, but the file has only {len(names)} tensors.")
     eps = keys.find("attention.layer_norm_rms_epsilon")
     if eps is None:
         raise BadModelFile(f"{weights.label}: {arch}.attention.layer_norm_rms_epsilon is missing.")
