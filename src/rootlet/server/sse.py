@@ -1,7 +1,8 @@
 """Server-sent events as clients really read them: one JSON a line, LF only, a blank line after each, no `event:` or `id:` lines.
 
 The first frame is pulled before any header is sent, so that what fails early has a real HTTP status. A comment keeps proxies awake, only after
-`keepalive_s` of silence. A client that leaves, or that reads nothing for `STALL_S`, ends the generator at once and so gives back its pages.
+`keepalive_s` of silence (a prefill that long opens the stream). A client that leaves, or that reads nothing for `STALL_S`, ends the generator at
+once and so gives back its pages.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,8 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from rootlet.core.clock import Clock
 from rootlet.core.errors import RequestFailed, RootletError
+from rootlet.server.body import ClientGone
 from rootlet.server.errors import error_bytes
-from rootlet.server.events import until_gone, wait_gone
+from rootlet.server.events import wait_gone
 
 DONE = b"data: [DONE]\n\n"
 STALL_S = 120.0
@@ -29,14 +32,28 @@ def frame(payload: bytes) -> bytes:
 
 
 async def open_stream(request: Request, frames: AsyncGenerator[bytes, None], *, keepalive_s: float, clock: Clock) -> Response:
-    """A streaming response whose first frame is already there. Raises what `frames` raises before it, and `ClientGone`. Owns `frames`."""
-    first = b""
+    """A streaming response, once the first frame is there, or after `keepalive_s` without one. Owns `frames`.
+
+    Raises what `frames` raises within that time, so that it becomes a status; `ClientGone`.
+    """
+    first = asyncio.ensure_future(_first(frames))
+    gone = asyncio.ensure_future(wait_gone(request.receive))
+    is_open = False
     try:
-        first = await until_gone(request, _first(frames))
+        either: set[asyncio.Future[Any]] = {first, gone}
+        await asyncio.wait(either, timeout=keepalive_s or None, return_when=asyncio.FIRST_COMPLETED)
+        if first.done():
+            first.result()
+        elif gone.done():
+            raise ClientGone
+        is_open = True
+        return EventStream(first, frames, keepalive_s=keepalive_s, clock=clock)
     finally:
-        if not first:
+        gone.cancel()
+        if not is_open:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
             await frames.aclose()
-    return EventStream(first, frames, keepalive_s=keepalive_s, clock=clock)
 
 
 async def _first(frames: AsyncGenerator[bytes, None]) -> bytes:
@@ -48,7 +65,7 @@ async def _first(frames: AsyncGenerator[bytes, None]) -> bytes:
 class EventStream(Response):
     """Sends `first`, the rest of `frames`, and `[DONE]`. Two tasks: one pumps, one watches the client and the silence."""
 
-    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None], *, keepalive_s: float, clock: Clock) -> None:
+    def __init__(self, first: asyncio.Future[bytes], frames: AsyncGenerator[bytes, None], *, keepalive_s: float, clock: Clock) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers(_HEADERS)
@@ -71,9 +88,9 @@ class EventStream(Response):
             if pump.done():
                 pump.result()
         finally:
-            for task in (pump, watch):
+            for task in (pump, watch, self._first):
                 task.cancel()
-            await asyncio.gather(pump, watch, return_exceptions=True)
+            await asyncio.gather(pump, watch, self._first, return_exceptions=True)
             await self._frames.aclose()
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
@@ -85,8 +102,8 @@ class EventStream(Response):
     async def _pump(self, send: Send) -> None:
         with suppress(OSError):  # the connection broke under the write: the same as a client that left
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send(send, self._first)
             try:
+                await self._send(send, await self._first)
                 async for item in self._frames:
                     await self._send(send, item)
             except RootletError as error:

@@ -13,6 +13,7 @@ from fixtures.asgi import Wire, error, events, post
 from fixtures.fake_manager import FakeManager, Script, config
 from rootlet.core.clock import SystemClock, VirtualClock
 from rootlet.core.errors import RequestFailed
+from rootlet.core.types import Finish, FinishKind
 from rootlet.server import sse
 from rootlet.server.app import build_app
 from rootlet.server.sse import EventStream
@@ -93,6 +94,13 @@ def test_the_client_sees_each_event_before_the_next_one_exists() -> None:
     asyncio.run(go())
 
 
+def ready(item: bytes) -> asyncio.Future[bytes]:
+    """A first frame that is already there."""
+    future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    future.set_result(item)
+    return future
+
+
 async def _frames(gate: asyncio.Event, *items: bytes, fail: bool = False) -> AsyncGenerator[bytes, None]:
     for item in items:
         yield item
@@ -106,7 +114,7 @@ def test_silence_is_broken_by_a_comment_only_after_the_keepalive_time() -> None:
         gate = asyncio.Event()
         wire = Wire("/", {})
         await wire.receive()
-        stream = EventStream(b"data: 1\n\n", _frames(gate, b"data: 2\n\n"), keepalive_s=0.01, clock=SystemClock())
+        stream = EventStream(ready(b"data: 1\n\n"), _frames(gate, b"data: 2\n\n"), keepalive_s=0.01, clock=SystemClock())
         task = asyncio.create_task(stream({}, wire.receive, wire.send))
         while ": keep-alive" not in wire.text:
             wire.arrived.clear()
@@ -126,7 +134,7 @@ def test_zero_keepalive_never_sends_a_comment_and_errors_come_before_done() -> N
         gate.set()
         wire = Wire("/", {})
         await wire.receive()
-        await EventStream(b"data: 1\n\n", _frames(gate, fail=True), keepalive_s=0.0, clock=VirtualClock())({}, wire.receive, wire.send)
+        await EventStream(ready(b"data: 1\n\n"), _frames(gate, fail=True), keepalive_s=0.0, clock=VirtualClock())({}, wire.receive, wire.send)
         first, second, done, end = wire.text.split("\n\n")
         assert (first, done, end) == ("data: 1", "data: [DONE]", "")
         assert orjson.loads(second[6:])["error"]["message"] == "broken inside"
@@ -155,7 +163,7 @@ def test_row_36_a_reader_that_takes_nothing_is_dropped_and_its_generator_closed(
         first = await anext(source)
         wire = Wire("/", {})
         await wire.receive()
-        await EventStream(first, source, keepalive_s=0.0, clock=SystemClock())({}, wire.receive, never)
+        await EventStream(ready(first), source, keepalive_s=0.0, clock=SystemClock())({}, wire.receive, never)
         assert closed.is_set()
 
     asyncio.run(go())
@@ -192,3 +200,36 @@ def test_the_batch_merger_passes_every_event_of_a_long_batch() -> None:
         texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
     assert texts == ["abcdefghij"] * 100
     assert chunks[-1]["usage"]["completion_tokens"] == 1100
+
+
+def test_a_prefill_longer_than_the_keepalive_opens_the_stream_and_may_still_end_in_an_error() -> None:
+    async def go() -> None:
+        gate = asyncio.Event()
+        manager = FakeManager([Script((), finish=Finish(FinishKind.ERROR, status=500, message="nan"), hold={0: gate})])
+        wire = Wire("/v1/chat/completions", {**CHAT, "stream": True, "sse_ping_interval": 0.01})
+        task = asyncio.create_task(build_app(manager, config())(wire.scope, wire.receive, wire.send))
+        while ": keep-alive" not in wire.text:
+            wire.arrived.clear()
+            await wire.arrived.wait()
+        assert wire.sent[0]["status"] == 200
+        gate.set()
+        await task
+        comment, *_, failure, done, end = wire.text.split("\n\n")
+        assert (comment, done, end) == (": keep-alive", "data: [DONE]", "")
+        assert orjson.loads(failure[6:])["error"]["message"] == "nan"
+
+    asyncio.run(go())
+
+
+def test_a_client_that_leaves_an_opened_but_silent_stream_frees_the_request() -> None:
+    async def go() -> None:
+        manager = FakeManager([Script(("a",), hold={0: asyncio.Event()})])
+        wire = Wire("/v1/completions", {"prompt": "x", "stream": True, "sse_ping_interval": 0.01})
+        task = asyncio.create_task(build_app(manager, config())(wire.scope, wire.receive, wire.send))
+        await wire.arrived.wait()
+        wire.leave()
+        await task
+        assert manager.running == 0
+        assert "[DONE]" not in wire.text
+
+    asyncio.run(go())

@@ -30,13 +30,16 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._visible: dict[int, bytes] = {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def visible(self, token_id: int) -> bytes:
         """The bytes that this token adds to the text."""
-        if self._skip and is_special(self._tokenizer, token_id):
-            return b""
-        return self._tokenizer.token_bytes(token_id)
+        raw = self._visible.get(token_id)
+        if raw is None:
+            hidden = self._skip and is_special(self._tokenizer, token_id)
+            raw = self._visible[token_id] = b"" if hidden else self._tokenizer.token_bytes(token_id)
+        return raw
 
     def take(self, entries: Sequence[TokenLogprob], *, final: bool) -> list[str]:
         """What each token adds to the characters so far. `final`: U+FFFD for bytes that never became a character, on the last token."""
