@@ -84,12 +84,12 @@ def clamp_output(p: SamplingParams, prompt_len: int, ready: SchedulerReady) -> S
     return msgspec.structs.replace(p, max_new_tokens=max_new, min_new_tokens=min(p.min_new_tokens, max_new), top_k=min(p.top_k, ready.vocab_size))
 
 
-def left_neighbour(tokens: TokenBytes, input_ids: Sequence[int]) -> bytes:
-    """The last ordinary prompt token as int32 bytes: all that a context-dependent tokenizer needs to know of the prompt."""
+def left_neighbour(tokens: TokenBytes, input_ids: Sequence[int], *, skip_special_tokens: bool) -> bytes:
+    """The last prompt token with visible text, as int32 bytes: all that a context-dependent tokenizer needs to know of the prompt."""
     if not tokens.left_context_dependent:
         return b""
     for i in reversed(input_ids):
-        if 0 <= i < tokens.vocab_size and not tokens.is_special(i):
+        if 0 <= i < tokens.vocab_size and not (skip_special_tokens and tokens.is_special(i)):
             return np.asarray([i], dtype="<i4").tobytes()
     return b""
 

@@ -35,7 +35,7 @@ class TokenBytes(Protocol):
 class IncrementalDetokenizer:
     """Text of one growing token sequence. `num_chars` counts characters given out so far.
 
-    `prompt_tail`: ids left of the first token; while it holds no ordinary token, the sequence stands at the start of a text.
+    `prompt_tail`: ids left of the first token; while it holds no token with visible text, the sequence stands at the start of a text.
     """
 
     __slots__ = ("_at_text_start", "_decoder", "_skip_special_tokens", "_tokens", "num_chars")
@@ -44,7 +44,7 @@ class IncrementalDetokenizer:
         self._tokens = tokens
         self._skip_special_tokens = skip_special_tokens
         self._decoder = _decoder_of_utf8("replace")
-        self._at_text_start = tokens.left_context_dependent and all(self._is_special(i) for i in prompt_tail)
+        self._at_text_start = tokens.left_context_dependent and all(self._is_hidden(i) for i in prompt_tail)
         self.num_chars = 0
 
     def push(self, token_id: int) -> tuple[str, int]:
@@ -64,17 +64,15 @@ class IncrementalDetokenizer:
         self.num_chars += len(text)
         return text
 
-    def _is_special(self, token_id: int) -> bool:
-        return not 0 <= token_id < self._tokens.vocab_size or self._tokens.is_special(token_id)
+    def _is_hidden(self, token_id: int) -> bool:
+        # Padding rows of the embedding matrix have an id but no text.
+        return not 0 <= token_id < self._tokens.vocab_size or (self._skip_special_tokens and self._tokens.is_special(token_id))
 
     def _bytes_of(self, token_id: int) -> bytes:
-        if not 0 <= token_id < self._tokens.vocab_size:
-            return b""  # padding rows of the embedding matrix have an id but no text
-        special = self._tokens.is_special(token_id)
-        if special and self._skip_special_tokens:
+        if self._is_hidden(token_id):
             return b""
         data = self._tokens.token_bytes(token_id)
-        if self._at_text_start and data and not special:
+        if self._at_text_start and data:
             self._at_text_start = False
             return data.removeprefix(b" ")
         return data

@@ -198,7 +198,7 @@ class TokenizerManager:
         if state.abort_reason is not None:
             state.end_all(Finish(FinishKind.ABORT, message=state.abort_reason))
             return
-        tail = left_neighbour(self.tokenizer, input_ids)
+        tail = left_neighbour(self.tokenizer, input_ids, skip_special_tokens=req.sampling.skip_special_tokens)
         wire_rids = [choice.wire_rid for choice in state.choices]
         messages = wire_requests(req, input_ids, wire_rids=wire_rids, seed=state.choices[0].seed, prompt_tail=tail, ready=ready)
         state.dispatched = True

@@ -46,6 +46,13 @@ def test_the_first_space_goes_only_at_the_start_of_a_text(tail: tuple[int, ...],
     assert detokenize(tokens, [0, 1], prompt_tail=tail) == text
 
 
+def test_a_visible_special_token_is_a_left_neighbour_too() -> None:
+    tokens = ByteTokens([b" Hello", b" world", b"<s>"], specials=[2], left_context_dependent=True)
+    assert detokenize(tokens, [2, 0], skip_special_tokens=False) == "<s> Hello"
+    assert detokenize(tokens, [2, 0]) == "Hello"
+    assert detokenize(tokens, [0], skip_special_tokens=False, prompt_tail=[2]) == " Hello"
+
+
 def test_ids_beyond_the_tokenizer_have_no_text() -> None:
     assert detokenize(ByteTokens([b"a"]), [0, 7, -1, 0]) == "aa"
 

@@ -229,6 +229,18 @@ def test_bad_values_are_refused_at_the_door(req: GenerateReq, param: str) -> Non
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("skip", "ids", "tail"), [(True, (0, 2), [0]), (True, (2, 2), []), (False, (0, 2), [2]), (True, (2, 1, 2), [1])])
+def test_the_left_neighbour_travels_with_the_request(skip: bool, ids: tuple[int, ...], tail: list[int]) -> None:
+    async def run() -> None:
+        front = Front(tokens=ByteTokens([b" a", b" b", b"<s>"], specials=[2], left_context_dependent=True))
+        reader = front.reads(GenerateReq(input_ids=ids, sampling=SamplingParams(skip_special_tokens=skip)))
+        await settle()
+        assert np.frombuffer(front.requests[0].detok.prompt_tail, "<i4").tolist() == tail
+        reader.task.cancel()
+
+    asyncio.run(run())
+
+
 @scenario
 async def test_whatever_passes_the_door_fits_the_wire() -> None:
     front = Front()
@@ -296,6 +308,26 @@ async def test_row_89_the_loop_stays_free_while_a_long_text_is_tokenized() -> No
     await asyncio.wait_for(reader.task, 5.0)
     assert [c.finish.kind for c in reader.chunks if c.finish] == [FinishKind.ABORT]
     assert front.sent == []
+
+
+@scenario
+async def test_row_86_a_drain_that_begins_while_a_text_is_tokenized_refuses_it() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    class SlowTokens(ByteTokens):
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            entered.set()
+            release.wait(5.0)
+            return [1]
+
+    front = Front(tokens=SlowTokens([b"a"]))
+    reader = front.reads(_req("x" * (INLINE_CHARS + 1)))
+    await asyncio.to_thread(entered.wait, 5.0)
+    front.manager.begin_drain()
+    release.set()
+    await asyncio.wait_for(reader.task, 5.0)
+    assert isinstance(reader.error, Unavailable)
+    assert (reader.error.code, front.sent, front.manager.num_open) == ("shutting_down", [], 0)
 
 
 @scenario
