@@ -31,7 +31,9 @@ PackedWeight::PackedWeight(WeightKind kind, int n, int k, const uint8_t* source)
   const size_t align = bytes_ >= kHugePage ? kHugePage : 64;
   data_ = static_cast<uint8_t*>(aligned_alloc(align, (bytes_ + align - 1) / align * align));
   if (!data_) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
   if (align == kHugePage) madvise(data_, bytes_, MADV_HUGEPAGE);  // fewer TLB misses on a stream; advice only
+#endif
   const PackArgs args{kind, n, k, source, data_};
   const Op op{pack_op(kind).fn(), &args};
   run_ops(&op, 1, nullptr);

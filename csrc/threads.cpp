@@ -7,12 +7,14 @@
 // workers: the first run there starts new ones.
 #include "rootlet/threads.h"
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -47,11 +49,13 @@ inline void pause_cpu() {
 #endif
 }
 
-void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
+#if defined(__linux__)
+
+void sleep_until_woken(std::atomic<uint32_t>& word, uint32_t seen) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
 }
 
-void futex_wake_all(std::atomic<uint32_t>& word) {
+void wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
@@ -67,17 +71,37 @@ std::vector<int> read_usable_cpus() {
   return cpus;
 }
 
-// Read once, before any pinning of ours narrows it.
-const std::vector<int>& usable_cpus() {
-  static const std::vector<int> cpus = read_usable_cpus();
-  return cpus;
-}
-
 void allow_cpus(pthread_t thread, const std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (int cpu : cpus) CPU_SET(cpu, &set);
   pthread_setaffinity_np(thread, sizeof set, &set);
+}
+
+#else  // no futex, no affinity: sleep in short naps, leave placement to the system
+
+void sleep_until_woken(std::atomic<uint32_t>&, uint32_t) {
+  const timespec nap{0, 50'000};
+  nanosleep(&nap, nullptr);
+}
+
+void wake_all(std::atomic<uint32_t>&) {}
+
+std::vector<int> read_usable_cpus() {
+  const long count = sysconf(_SC_NPROCESSORS_ONLN);
+  std::vector<int> cpus;
+  for (int i = 0; i < (count < 1 ? 1 : count); ++i) cpus.push_back(i);
+  return cpus;
+}
+
+void allow_cpus(pthread_t, const std::vector<int>&) {}
+
+#endif
+
+// Read once, before any pinning of ours narrows it.
+const std::vector<int>& usable_cpus() {
+  static const std::vector<int> cpus = read_usable_cpus();
+  return cpus;
 }
 
 // A value that waiters watch: moved on by one thread, waited for by many.
@@ -87,12 +111,12 @@ struct alignas(64) Signal {
 
   void advance() {
     value.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(value);
+    if (sleepers.load(std::memory_order_seq_cst) != 0) wake_all(value);
   }
 
   void sleep_while(uint32_t seen) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    while (value.load(std::memory_order_seq_cst) == seen) futex_wait(value, seen);
+    while (value.load(std::memory_order_seq_cst) == seen) sleep_until_woken(value, seen);
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
 
