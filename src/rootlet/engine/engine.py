@@ -1,4 +1,4 @@
-"""`Engine`: the offline Python API. The whole runtime in this process, no HTTP, no signal handlers, no environment read.
+"""`Engine`: the offline Python API. The whole runtime in this process, no HTTP, no signal handlers, no configuration from the environment.
 
     with rootlet.Engine("model.gguf", ctx_len=4096) as engine:
         print(engine.generate("The capital of France is", {"max_tokens": 8, "temperature": 0}).text)
