@@ -123,6 +123,7 @@ class NativeTable:
         return data
 
     def linear(self, x: Tensor, w: Weight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """x and residual may be slices of wider matrices; the result is dense. Packs `w` on first use if nobody did."""
         _check_rows("x", x)
         assert x.shape[1] == w.k, f"x of {x.shape[1]} features times a weight of {w.k}"
         if w.packed is None:
@@ -168,6 +169,7 @@ class NativeTable:
         return out
 
     def rope(self, x: Tensor, positions: Tensor, cos_sin: Tensor, head_dim: int, interleaved: bool) -> Tensor:
+        """`positions` may be longer than x; a position beyond the table gives a row of NaN."""
         _check_rows("x", x)
         _check_index("positions", positions)
         max_len, rotary_dim = cos_sin.shape
