@@ -5,6 +5,8 @@ B5, B6, B7, B8, D9 and E2..E5 belong to sessions, health probes, several fronten
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fixtures.script import EOS, LogprobSpec, Script, generate, prompt_of
@@ -14,6 +16,7 @@ from rootlet.core.types import FinishKind, Phase
 from rootlet.ipc.messages import AbortReq, StopReq
 from rootlet.scheduler.policy import AGING_LEN
 from rootlet.scheduler.req import Req
+from rootlet.scheduler.state import retract_req
 
 PAGE_SIZES = [1, 2, 4, 16]
 DEPTHS = [1, 2, 3]
@@ -163,8 +166,6 @@ def test_c1_the_last_request_that_does_not_fit_ends_by_length_and_the_server_liv
 
 def _unlimited(script: Script):
     """Limits under which I9 does not object to the request that was tampered with."""
-    from dataclasses import replace
-
     return replace(script.scheduler.state.limits, num_pages=10**6, max_context_len=10**7)
 
 
@@ -370,6 +371,20 @@ def test_stop_string_keeps_nothing_past_the_stop_in_the_tree(depth: int) -> None
     assert ledger["evictable"] == 5 + 4
 
 
+def test_stop_string_found_while_a_retracted_request_computes_its_outputs_again() -> None:
+    """Only what is planned may be published: less than the stop leaves of the outputs."""
+    script = Script(page_size=1, num_pages=64, chunked_prefill=8)
+    script.turn(generate("r", prompt_of(5), 40))
+    while len(script.replies.get("r", _Empty).tokens) < 20:
+        script.turn()
+    state = script.scheduler.state
+    retract_req(state, state.queues.by_rid["r"])
+    script.turn()
+    assert state.queues.prefill[0].planned < 5 + 15
+    script.run(StopReq(rid="r", keep_len=15, matched="x"))
+    script.check_all_replies()
+
+
 class _Empty:
     tokens: tuple[int, ...] = ()
 
@@ -391,8 +406,6 @@ def test_retracted_requests_keep_their_place() -> None:
 
 
 def _retract_last(script: Script) -> list[Req]:
-    from rootlet.scheduler.state import retract_req
-
     state = script.scheduler.state
     retract_req(state, state.queues.by_rid["b"])
     return list(state.queues.waiting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures.script import VOCAB, Script, generate, pack, prompt_of
+from fixtures.script import VOCAB, LogprobSpec, Script, generate, pack, prompt_of
 from rootlet.config.schema import SchedulerArgs
 from rootlet.core.errors import BadConfig
 from rootlet.core.sampling_params import SamplingParams
@@ -12,6 +12,7 @@ from rootlet.core.step import Capacity
 from rootlet.core.types import Finish, FinishKind, Namespace, Phase
 from rootlet.ipc.messages import DetokSpec
 from rootlet.scheduler.budget import NewTokenRatio, limits_of, pages_to_finish, prefill_budget, reserved_pages
+from rootlet.scheduler.commit import check_finish
 from rootlet.scheduler.gates.base import GateKeeper
 from rootlet.scheduler.gates.parallel import ParallelGate
 from rootlet.scheduler.in_batch_prefix import InBatchPrefix
@@ -298,8 +299,6 @@ def test_parallel_gate_opens_when_the_parent_is_done_gone_or_itself() -> None:
 
 
 def test_match_limit_leaves_the_last_token_and_wanted_logprobs_uncached() -> None:
-    from fixtures.script import LogprobSpec
-
     made = req("r", prompt=20)
     assert made.match_limit() == 19
     object.__setattr__(made.spec, "logprobs", LogprobSpec(prompt_start=8))
@@ -308,3 +307,13 @@ def test_match_limit_leaves_the_last_token_and_wanted_logprobs_uncached() -> Non
     assert made.match_limit() == 0
     object.__setattr__(made.spec, "logprobs", LogprobSpec(prompt_start=20))
     assert made.match_limit() == 19
+
+
+def test_a_stop_id_counts_only_beyond_min_new_tokens() -> None:
+    """The executor masks stop ids until then; should one come all the same, it does not end the request."""
+    made = req("r", outputs=2)
+    object.__setattr__(made.spec, "end_ids", frozenset({6}))
+    object.__setattr__(made.spec, "params", SamplingParams(min_new_tokens=2))
+    assert check_finish(made, 6) is None
+    made.append(6)
+    assert check_finish(made, 6) == Finish(FinishKind.STOP, matched=6)
