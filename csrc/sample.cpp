@@ -2,8 +2,8 @@
 //
 // A row costs one pass for the maximum (greedy: 200 KB of f32 at 49k ids, about 10 us). Logprobs add one exp pass in float64. A plain draw at
 // temperature 1 hashes every id but evaluates the two logarithms only where the noise could still win: from the leading zeros of 1 - u follows
-// g <= (52 - log2(k)) ln 2, and z + that bound below the best score so far settles it. Filters select the best n partially; nothing sorts the vocabulary
-// unless top_p of a nearly flat distribution asks for it.
+// g <= (52 - log2(k)) ln 2, and z + that bound below the best score so far settles it. Filters select the best n partially; a nucleus that 64 ids do
+// not hold is found by dealing ids to buckets and sorting only the buckets it reaches.
 // float64 arithmetic is plain IEEE multiply, add and divide in vectors of 4 (GCC vector types), never contracted to fma.
 #include "rootlet/sample.h"
 
@@ -28,6 +28,8 @@ constexpr double kMagic64 = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds
 constexpr double kFloatMax = 3.4028234663852886e38;
 constexpr uint64_t kGamma = 0x9E3779B97F4A7C15u;
 constexpr int kInsertionMax = 128;
+constexpr int kFirstGuess = 64;  // candidates that nearly always hold a nucleus
+constexpr int kBuckets = 1024;
 constexpr double kExpCoeffs[] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0,
                                  1.0 / 720.0,        1.0 / 120.0,       1.0 / 24.0,       1.0 / 6.0,       0.5,            1.0,           1.0};
 
@@ -223,6 +225,30 @@ int nucleus(const Candidate* c, int n, const SampleTask& t, double best, double 
   return before < wanted ? 0 : n;
 }
 
+// The nucleus of a flat distribution: all candidates dealt to buckets of falling logits, buckets sorted one after another until the mass is reached.
+// Leaves the kept ones at the front of `room`, best first, and returns their number.
+int nucleus_by_buckets(const float* row, int vocab, const SampleTask& t, double best, double total, Candidate* room) {
+  float lowest = static_cast<float>(best);
+  for (int i = 0; i < vocab; ++i) lowest = row[i] < lowest && row[i] > -__builtin_inff() ? row[i] : lowest;
+  const double span = (best - static_cast<double>(lowest)) / t.temperature;
+  const double scale = (kBuckets - 1) / std::max(std::min(span, 40.0), 1e-30) / t.temperature;
+  int32_t end[kBuckets + 1] = {};
+  const auto bucket = [&](float x) { return static_cast<int>(std::min((best - static_cast<double>(x)) * scale, kBuckets - 1.0)); };
+  for (int i = 0; i < vocab; ++i) ++end[bucket(row[i]) + 1];
+  for (int b = 0; b < kBuckets; ++b) end[b + 1] += end[b];
+  for (int i = 0; i < vocab; ++i) room[end[bucket(row[i])]++] = {row[i], i};
+  const double wanted = t.top_p * total;
+  double before = 0.0;
+  for (int b = 0, i = 0; b < kBuckets; ++b) {
+    std::sort(room + i, room + end[b], Better());
+    for (; i < end[b]; ++i) {
+      if (i > 0 && !(before < wanted)) return i;
+      before += exp64((static_cast<double>(room[i].value) - best) / t.temperature);
+    }
+  }
+  return vocab;
+}
+
 int draw_filtered(const float* row, int vocab, const SampleTask& t, double best, Candidate* room) {
   int kept;
   if (t.top_k > 0) {
@@ -235,13 +261,8 @@ int draw_filtered(const float* row, int vocab, const SampleTask& t, double best,
     }
   } else {
     const double total = mass(row, vocab, best, t.temperature);
-    int n = 64, in = 0;
-    do {
-      kept = select_best(row, vocab, n, room);
-      in = nucleus(room, kept, t, best, total);
-      n *= 16;
-    } while (in == 0 && kept < vocab);
-    if (in > 0) kept = in;
+    kept = nucleus(room, select_best(row, vocab, kFirstGuess, room), t, best, total);
+    if (kept == 0) kept = nucleus_by_buckets(row, vocab, t, best, total, room);
   }
   Winner w{-__builtin_inf(), room[0].id};
   for (int i = 0; i < kept; ++i) challenge(w, t, (static_cast<double>(room[i].value) - best) / t.temperature, room[i].id);

@@ -147,9 +147,15 @@ def test_a_flat_distribution_over_a_large_vocabulary() -> None:
     vocab = 40_000
     rng = np.random.default_rng(3)
     logits = torch.from_numpy(rng.normal(size=(4, vocab)).astype(np.float32))
-    settings = [{"temperature": 1e6, "top_p": 0.9}, {"top_p": 0.99}, {"top_k": 5000, "top_p": 0.9}, {"temperature": 3.0}]
-    inits = [row_init(i + 1, SamplingParams(seed=i, **kw)) for i, kw in enumerate(settings)]
-    assert run(sampler(True, 4, vocab), inits, [logits]) == run(sampler(False, 4, vocab), inits, [logits])
+    logits[1, ::3] = -torch.inf
+    logits[2] = 1.0
+    settings = [
+        [{"temperature": 1e6, "top_p": 0.9}, {"top_p": 0.99}, {"temperature": 1e-3, "top_p": 0.5}, {"temperature": 3.0}],
+        [{"temperature": 5.0, "top_p": 0.9999999}, {"temperature": 1e30, "top_p": 0.7}, {"top_p": 0.3}, {"top_k": 5000, "top_p": 0.9}],
+    ]
+    for kwargs in settings:
+        inits = [row_init(i + 1, SamplingParams(seed=i, **kw)) for i, kw in enumerate(kwargs)]
+        assert run(sampler(True, 4, vocab), inits, [logits] * 4) == run(sampler(False, 4, vocab), inits, [logits] * 4)
 
 
 @pytest.mark.parametrize("top_n", [0, 1, 5, 130, 5000])
