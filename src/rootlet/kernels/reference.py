@@ -65,6 +65,7 @@ class ReferenceTable:
         return self.rms_norm(heads, weight, eps).flatten(1)
 
     def rope(self, x: Tensor, positions: Tensor, cos_sin: Tensor, head_dim: int, interleaved: bool) -> Tensor:
+        """(a, b) -> (a cos - b sin, b cos + a sin) for each pair of the rotary part; the rest passes through."""
         half = cos_sin.shape[1] // 2
         heads = x.reshape(x.shape[0], -1, head_dim)
         rotation = cos_sin[positions.to(torch.int64)].unsqueeze(1)

@@ -31,9 +31,7 @@ class CausalLM:
     def __init__(self, config: ModelConfig, source: WeightSource, make_layer: Callable[[int], DecoderLayer]) -> None:
         """`make_layer(i)` constructs, and thereby loads, layer i."""
         self.config = config
-        self.embed = Embedding.load(
-            source, "model.embed_tokens", rows=config.vocab_size, cols=config.hidden_size, also_head=config.tie_embeddings
-        )
+        self.embed = Embedding.load(source, "model.embed_tokens", rows=config.vocab_size, cols=config.hidden_size, also_head=config.tie_embeddings)
         self.layers: Sequence[DecoderLayer] = [make_layer(i) for i in range(config.num_layers)]
         self.norm = RMSNorm.load(source, "model.norm", size=config.hidden_size, eps=config.rms_eps)
         self.head = (

@@ -102,9 +102,7 @@ def _wanted_tokens(config: RuntimeConfig, *, left: int, token_bytes: int, all_ro
     return all_rows, f"auto: {config.scheduler.max_running} rows (--max-running) of full context"
 
 
-def plan_memory(
-    config: RuntimeConfig, model: ModelConfig, *, available: int, weights: int, token_bytes: int
-) -> MemorySum:
+def plan_memory(config: RuntimeConfig, model: ModelConfig, *, available: int, weights: int, token_bytes: int) -> MemorySum:
     """The KV sum. `available` bytes before loading, `weights` bytes the weights take, `token_bytes` KV bytes a token. Raises `BadConfig`."""
     ctx_len, page_size, rows = context_len(config, model), config.cache.page_size, config.scheduler.max_running
     steps = max_step_tokens(config, model, available)

@@ -25,9 +25,7 @@ class StepGraph(Generic[Output]):
 
     def replay(self, batch: ForwardBatch, meta: AttentionMeta) -> Output:
         """Runs the tape for the step that `batch` and `meta` describe; the GIL is dropped meanwhile."""
-        self._graph.replay(
-            num_tokens=batch.num_tokens, num_rows=batch.num_rows, num_logit_rows=batch.num_logit_rows, num_work=int(meta.num_work[0])
-        )
+        self._graph.replay(num_tokens=batch.num_tokens, num_rows=batch.num_rows, num_logit_rows=batch.num_logit_rows, num_work=int(meta.num_work[0]))
         return self._output
 
     def profile(self, *, on: bool) -> dict[str, dict[str, Any]]:

@@ -8,10 +8,9 @@ A step that fails fails its own rows: each gets a `RowResult.error`. A bug (any 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +33,11 @@ class LocalExecutor:
         self, config: RuntimeConfig, model_path: Path, *, progress: Callable[[LoadProgress], None] | None = None, threaded: bool = False
     ) -> None:
         """Loads the model. Raises `BadModelFile`, `BadConfig`."""
-        self._start(build_worker(config, model_path, progress=progress), threaded=threaded)
-
-    def _start(self, worker: Worker, *, threaded: bool) -> None:
-        self.worker = worker
-        self.info: dict[str, Any] = {**worker.info, "threaded": threaded}
-        self._results: deque[StepResult] = deque()
-        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[StepResult | BaseException] = queue.SimpleQueue()
-        self._in_flight = 0
+        self.worker: Worker = build_worker(config, model_path, progress=progress)
+        self.info: dict[str, Any] = {**self.worker.info, "threaded": threaded}
+        self._in_flight: deque[StepResult | Future[StepResult]] = deque()
         self._steps = self._failed_steps = 0
-        self._thread = threading.Thread(target=self._serve, name="rootlet-forward", daemon=True) if threaded else None
-        if self._thread is not None:
-            self._thread.start()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rootlet-forward") if threaded else None
 
     @property
     def capacity(self) -> Capacity:
@@ -58,29 +49,23 @@ class LocalExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         """Runs the plan now, or queues it for the forward thread. The plan must not be changed afterwards."""
-        assert self._in_flight < MAX_DEPTH, f"more than {MAX_DEPTH} plans in flight"
-        self._in_flight += 1
-        if self._thread is None:
-            self._results.append(self._run(plan))
-        else:
-            self._plans.put(plan)
+        assert len(self._in_flight) < MAX_DEPTH, f"more than {MAX_DEPTH} plans in flight"
+        self._in_flight.append(self._run(plan) if self._thread is None else self._thread.submit(self._run, plan))
 
     def collect(self) -> StepResult:
-        """Result of the oldest plan in flight. Raises `Unavailable` (engine_dead) once the forward thread has died."""
-        assert self._in_flight > 0, "nothing is in flight"
-        self._in_flight -= 1
-        if self._thread is None:
-            return self._results.popleft()
-        answer = self._done.get()
-        if isinstance(answer, BaseException):
-            self._done.put(answer)
-            raise Unavailable(f"the forward thread died: {answer!r}", code="engine_dead") from answer
-        return answer
+        """Result of the oldest plan in flight. Raises `Unavailable` (engine_dead) when the forward thread met a bug."""
+        assert self._in_flight, "nothing is in flight"
+        oldest = self._in_flight.popleft()
+        if isinstance(oldest, StepResult):
+            return oldest
+        error = oldest.exception()
+        if error is not None:
+            raise Unavailable(f"the forward thread met a bug: {error!r}", code="engine_dead") from error
+        return oldest.result()
 
     def control(self, op: ControlOp) -> dict[str, Any]:
-        """Call with nothing in flight. "flush": nothing to forget, rows are rebuilt by their `RowInit`. "state": counters and facts. "profile": op
-        times since it was switched on (`args`: on=True starts anew, on=False stops). Raises `Unsupported` on any other."""
-        assert self._in_flight == 0, "control with plans in flight"
+        """ "flush": nothing to forget, rows are rebuilt by their `RowInit`. "state": counters and facts. "profile": op times since it was switched on
+        (`args`: on=True starts anew, on=False stops). Raises `Unsupported` on any other."""
         if op.name == "flush":
             return {}
         if op.name == "state":
@@ -95,8 +80,7 @@ class LocalExecutor:
     def close(self) -> None:
         """Ends the forward thread after the plans in flight and frees the recording. Idempotent."""
         if self._thread is not None:
-            self._plans.put(None)
-            self._thread.join()
+            self._thread.shutdown()
             self._thread = None
         self.worker.runner.close()
 
@@ -109,12 +93,3 @@ class LocalExecutor:
             _log.exception("step_failed step=%d rids=%s", plan.step, ",".join(plan.rids))
             failed = RowResult(error=f"the step that computed this request failed: {error}")
             return StepResult(plan.step, (failed,) * plan.num_rows)
-
-    def _serve(self) -> None:
-        """The forward thread: plans in, results out, in order; whatever escapes is handed to `collect`."""
-        while (plan := self._plans.get()) is not None:
-            try:
-                self._done.put(self._run(plan))
-            except BaseException as error:
-                self._done.put(error)
-                return

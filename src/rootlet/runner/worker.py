@@ -74,9 +74,7 @@ def _load_model(
     config: RuntimeConfig, model_config: ModelConfig, path: Path, *, choice: KernelChoice, report: _Reporter
 ) -> tuple[CausalLM, FileWeights]:
     file = open_weights(path)
-    source = FileWeights(
-        file, choice.table, label=path.name, dtype=config.model.dtype, progress=lambda done, name: report("weights", done, name)
-    )
+    source = FileWeights(file, choice.table, label=path.name, dtype=config.model.dtype, progress=lambda done, name: report("weights", done, name))
     model = build_model(model_config, source, max_len=context_len(config, model_config))
     source.finish()
     file.close()
@@ -97,9 +95,7 @@ def _make_runner(
 ) -> tuple[ModelRunner, TokenToKVPool]:
     capacity = memory.capacity
     backend = find_backend(choice.attention)
-    pool = MHATokenToKVPool(
-        model.config, num_pages=capacity.num_pages, page_size=capacity.page_size, dtype=kv_dtype, layout=backend.layout
-    )
+    pool = MHATokenToKVPool(model.config, num_pages=capacity.num_pages, page_size=capacity.page_size, dtype=kv_dtype, layout=backend.layout)
     sampler = Sampler(max_rows=capacity.max_rows, vocab_size=capacity.vocab_size, max_logit_rows=capacity.max_rows, native=choice.native)
     attention = backend(pool, capacity, model.config.num_kv_heads)
     runner = ModelRunner(model, attention, sampler, capacity=capacity, native=choice.native)
@@ -121,9 +117,7 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
     available = available_bytes()
     model, source = _load_model(config, model_config, path, choice=choice, report=report)
     kv_dtype = _kv_dtype(config, source)
-    memory = plan_memory(
-        config, model_config, available=available, weights=source.num_bytes, token_bytes=kv_bytes_per_token(model_config, kv_dtype)
-    )
+    memory = plan_memory(config, model_config, available=available, weights=source.num_bytes, token_bytes=kv_bytes_per_token(model_config, kv_dtype))
     graph = config.compute.graph and choice.new_graph is not None
     report("graph", 0.0, "recording a step" if graph else "no graph")
     runner, pool = _make_runner(model, memory, choice=choice, kv_dtype=kv_dtype, graph=graph)
