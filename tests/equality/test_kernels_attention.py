@@ -102,9 +102,9 @@ def test_native_equals_float64(heads: int, kv_heads: int, dim: int, half: bool, 
 def test_native_equals_reference_in_a_mixed_batch(page_size: int, half: bool) -> None:
     shape = {"heads": 9, "kv_heads": 3, "dim": 64, "page_size": page_size, "half": half}
     a, b = Bench(native_ops(), **shape), Bench(reference_attention, **shape)
-    requests = a.make([33, 257, 129, 1, 128, 500])
+    requests = a.make([33, 257, 129, 1, 128, 300])
     first = [(r, 0, r.q.shape[0] // 2) for r in requests if r.q.shape[0] > 1]
-    mixed = [(requests[1], 128, 257), (requests[5], 250, 500), (requests[3], 0, 1), (requests[0], 16, 17), (requests[4], 64, 65)]
+    mixed = [(requests[1], 128, 257), (requests[5], 250, 300), (requests[3], 0, 1), (requests[0], 16, 17), (requests[4], 64, 65)]
     for parts in (first, mixed):
         for x, y in zip(a.step(parts), b.step(parts), strict=True):
             torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
