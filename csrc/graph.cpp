@@ -34,7 +34,7 @@ void Tape::replay(const StepHeader& counts, bool profile) {
     }
   }
   header_ = counts;
-  run_ops(ops_.data(), static_cast<int>(ops_.size()), profile ? timers_.data() : nullptr);
+  run_ops(ops_.data(), static_cast<int>(ops_.size()), profile ? timers_.data() : nullptr, true);
 }
 
 void Tape::reset_timers() {

@@ -33,7 +33,6 @@ constexpr int kBarrierPauses = 400;  // about 20 us: a partner that waits for th
 constexpr int kBarrierYields = 1000;
 
 std::atomic<int> fork_count{0};
-thread_local bool caller_pinned = false;
 
 uint64_t now_ns() {
   timespec t;
@@ -78,6 +77,24 @@ void allow_cpus(pthread_t thread, const std::vector<int>& cpus) {
   pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
+// Ties the calling thread to the team's first CPU, and gives it back the set that it had.
+class HeldCaller {
+ public:
+  explicit HeldCaller(bool hold) : held_(hold && sched_getaffinity(0, sizeof before_, &before_) == 0) {
+    if (held_) allow_cpus(pthread_self(), {first_cpu()});
+  }
+  ~HeldCaller() {
+    if (held_) sched_setaffinity(0, sizeof before_, &before_);
+  }
+  HeldCaller(const HeldCaller&) = delete;
+  HeldCaller& operator=(const HeldCaller&) = delete;
+
+ private:
+  static int first_cpu();
+  cpu_set_t before_;
+  bool held_;
+};
+
 #else  // no futex, no affinity: sleep in short naps, leave placement to the system
 
 void sleep_until_woken(std::atomic<uint32_t>&, uint32_t) {
@@ -96,6 +113,11 @@ std::vector<int> read_usable_cpus() {
 
 void allow_cpus(pthread_t, const std::vector<int>&) {}
 
+struct HeldCaller {
+  explicit HeldCaller(bool) {}
+  ~HeldCaller() {}
+};
+
 #endif
 
 // Read once, before any pinning of ours narrows it.
@@ -103,6 +125,10 @@ const std::vector<int>& usable_cpus() {
   static const std::vector<int> cpus = read_usable_cpus();
   return cpus;
 }
+
+#if defined(__linux__)
+int HeldCaller::first_cpu() { return usable_cpus()[0]; }
+#endif
 
 // A value that waiters watch: moved on by one thread, waited for by many.
 struct alignas(64) Signal {
@@ -139,6 +165,7 @@ struct alignas(64) Signal {
         if (value.load(std::memory_order_acquire) != seen) return;
         pause_cpu();
       }
+      sched_yield();  // the caller may be waiting for this very CPU
     } while (now_ns() < until);
     sleep_while(seen);
   }
@@ -167,7 +194,10 @@ class Team {
 
   int size() const { return size_; }
 
-  void run(const Op* ops, int count, OpTimer* timers) {
+  // `hold_caller`: keep the caller on its CPU meanwhile. Two system calls, so for whole steps only; and never longer than the run, since threads and
+  // processes that the caller starts would inherit it.
+  void run(const Op* ops, int count, OpTimer* timers, bool hold_caller) {
+    const HeldCaller held(hold_caller && pinned());
     if (size_ > 1) {
       if (threads_.empty() || forks_seen_ != fork_count.load(std::memory_order_relaxed)) start();
       ops_ = ops;
@@ -216,15 +246,15 @@ class Team {
     }
   }
 
+  bool pinned() const { return pin_ && size_ > 1 && static_cast<int>(usable_cpus().size()) >= size_; }
+
   void start() {
     threads_.clear();  // after a fork these are threads of the parent
     arrived_ = 0;
     forks_seen_ = fork_count.load();
     const uint32_t seen = job_.value.load();
     const std::vector<int>& cpus = usable_cpus();
-    const bool pin = pin_ && static_cast<int>(cpus.size()) >= size_;
-    if (!pin && caller_pinned) allow_cpus(pthread_self(), cpus);
-    caller_pinned = pin;
+    const bool pin = pinned();
     for (int i = 1; i < size_; ++i) {
       auto* boot = new Boot{this, &workers_[i], seen};
       pthread_t t;
@@ -236,7 +266,6 @@ class Team {
       if (pin) allow_cpus(t, {cpus[static_cast<size_t>(i)]});
       threads_.push_back(t);
     }
-    if (pin) allow_cpus(pthread_self(), {cpus[0]});
   }
 
   // The machine refuses another thread: go on with those that exist.
@@ -319,7 +348,7 @@ Team& team() {
           fork_count.fetch_add(1);
           team_mutex().unlock();
         });
-    t = new Team(num_usable_cpus(), false);
+    t = new Team(num_usable_cpus(), true);
   }
   return *t;
 }
@@ -341,10 +370,10 @@ void set_team(int size, bool pin) {
   team_slot() = new Team(size, pin);
 }
 
-void run_ops(const Op* ops, int count, OpTimer* timers) {
+void run_ops(const Op* ops, int count, OpTimer* timers, bool whole_step) {
   if (count == 0) return;
   std::lock_guard<std::mutex> lock(team_mutex());
-  team().run(ops, count, timers);
+  team().run(ops, count, timers, whole_step);
 }
 
 }  // namespace rootlet

@@ -226,6 +226,18 @@ def test_a_forked_child_gets_a_team_of_its_own() -> None:
     assert torch.equal(TABLE.linear(x, model.layers[0][0]), expected)
 
 
+def test_pinning_holds_the_caller_only_during_a_step() -> None:
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system has no CPU affinity")
+    before = os.sched_getaffinity(0)
+    TABLE.set_threads(2, pin=True)
+    step = Step(layers=1)
+    step.fill(3, 1, 1)
+    step.replay(3, 1)
+    assert os.sched_getaffinity(0) == before
+    assert torch.equal(step.hidden[:3], step.eager(3, 1)[0])
+
+
 def test_a_team_needs_a_thread() -> None:
     with pytest.raises(BadConfig, match="at least 1"):
         TABLE.set_threads(0)

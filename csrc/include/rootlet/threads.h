@@ -56,10 +56,11 @@ struct OpTimer {
 };
 
 int team_size();
-// Replaces the process's team: `size` workers including the caller, pinned to the CPUs that the process may use when `pin`. Waits for a running step.
+// Replaces the process's team: `size` workers including the caller. `pin`: each on a CPU of its own when there are enough (the caller only during whole
+// steps). Without it a busy machine puts two workers on one CPU for long: measured half the speed. Waits for a running step.
 void set_team(int size, bool pin);
 // Runs ops in order. `timers` null = not profiled, which costs nothing. Thread-safe (runs queue up); must not be called from an op.
-void run_ops(const Op* ops, int count, OpTimer* timers);
+void run_ops(const Op* ops, int count, OpTimer* timers, bool whole_step = false);
 // The CPUs this process may run on, as the team counts them.
 int num_usable_cpus();
 

@@ -89,11 +89,12 @@ class NativeTable:
         """An empty graph that ops of this table can be captured in."""
         return CpuGraph(_native.Tape(), workspace.recording)
 
-    def set_threads(self, size: int, *, pin: bool = False) -> None:
-        """Replaces the kernel team: `size` threads including the caller; `pin` ties each to a CPU when there are enough. Waits for a running op."""
+    def set_threads(self, size: int, *, pin: bool | None = None) -> None:
+        """Replaces the kernel team: `size` threads including the caller. Waits for a running op. `pin` ties each to a CPU of its own when there are
+        enough (the caller only while a graph is replayed); None = when the team takes all CPUs, where it matters and disturbs no other team."""
         if size < 1:
             raise BadConfig(f"the kernel team needs at least 1 thread, got {size} (--threads)")
-        _native.set_team(size, pin)
+        _native.set_team(size, size == _native.num_usable_cpus() if pin is None else pin)
 
     def num_threads(self) -> int:
         return int(_native.team_size())
