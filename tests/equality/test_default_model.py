@@ -8,10 +8,10 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from fixtures.step_driver import StepDriver
 from gguf.quants import dequantize
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fixtures.step_driver import StepDriver
 from rootlet.config.model_load import load_model_config
 from rootlet.config.schema import CacheArgs, RuntimeConfig, SchedulerArgs
 from rootlet.core.types import LogprobSpec

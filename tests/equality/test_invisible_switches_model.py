@@ -267,3 +267,9 @@ def test_two_plans_in_flight_equal_one_at_a_time(subject: str, path: Path, execu
 def land(executor: LocalExecutor, work: list[tuple[Row, int]]) -> None:
     for (row, _), answer in zip(work, executor.collect().rows, strict=True):
         row.tokens += answer.tokens
+
+
+def test_empty_plan_only_applies_its_deltas(executor: LocalExecutor) -> None:
+    driver = StepDriver(executor)
+    executor.submit(driver.plan([]))
+    assert executor.collect().rows == ()

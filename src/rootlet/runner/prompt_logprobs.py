@@ -49,13 +49,13 @@ class PromptLogprobs:
         if not self._wanted:
             return
         first_token = 0
-        for b, pool_row in enumerate(plan.pool_rows.tolist()):
+        for b, (pool_row, start, count) in enumerate(zip(plan.pool_rows.tolist(), plan.prefix_lens.tolist(), plan.extend_lens.tolist(), strict=True)):
             wanted = self._wanted.get(pool_row)
             if wanted is not None and rows[b].error is None:
-                entries = self._chunk(wanted, hidden, first_token, start=int(plan.prefix_lens[b]), count=int(plan.extend_lens[b]))
-                if entries:
-                    rows[b] = replace(rows[b], prompt_logprobs=tuple(entries))
-            first_token += int(plan.extend_lens[b])
+                rows[b] = replace(rows[b], prompt_logprobs=tuple(self._chunk(wanted, hidden, first_token, start=start, count=count)))
+                if start + count >= len(wanted.prompt_ids):
+                    del self._wanted[pool_row]
+            first_token += count
 
     def _chunk(self, wanted: _Wanted, hidden: Tensor, first_token: int, *, start: int, count: int) -> list[TokenLogprob]:
         """Entries of the chunk at positions [start, start + count), whose tokens are rows first_token.. of `hidden`."""
