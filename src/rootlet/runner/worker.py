@@ -70,6 +70,12 @@ class _Reporter:
         return time.monotonic() - self._start
 
 
+def _default_threads(choice: KernelChoice) -> int:
+    """One a core; half of them for the reference, whose team spins at each of a step's hundreds of small operations: with a busy neighbour on two
+    cores, a step on two threads took twenty times as long as on one."""
+    return num_cores() if choice.native else max(1, num_cores() // 2)
+
+
 def _load_model(
     config: RuntimeConfig, model_config: ModelConfig, path: Path, *, choice: KernelChoice, report: _Reporter
 ) -> tuple[CausalLM, FileWeights]:
@@ -111,7 +117,7 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
     model_config = load_model_config(path)
     choice = dispatch.choose(config.compute.kernels, page_size=config.cache.page_size)
     _log.info("kernels table=%s reason=%s", choice.table.name, choice.reason)
-    threads = config.compute.threads or num_cores()
+    threads = config.compute.threads or _default_threads(choice)
     choice.set_threads(threads)
     ops.bind(choice.table)
     available = available_bytes()
