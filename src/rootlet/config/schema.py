@@ -20,7 +20,7 @@ def knob(default: Any, text: str, *, low: float | None = None, high: float | Non
 class ModelArgs:
     model: str | None = knob(None, "GGUF file, folder of safetensors, or Hub id; none = the default model (SmolLM2-135M-Instruct, Q4_1)")
     served_model_name: str | None = knob(None, "names that requests may use, comma separated; the first one is reported")
-    dtype: str = knob("auto", "dtype of unquantised weights", choices=("auto", "float32", "float16", "bfloat16"))
+    dtype: str = knob("auto", "dtype of the weights; auto = as in the file, anything else converts them all, quantised ones too", choices=("auto", "float32", "float16", "bfloat16"))
     kv_dtype: str = knob("auto", "dtype of the KV cache; auto = float16, or float32 for a float32 model", choices=("auto", "float16", "float32"))
     ctx_len: int | None = knob(None, "longest prompt + output; none = what the model was trained for", low=8, unit="tokens")
     chat_template: str | None = knob(None, "file with a jinja chat template that replaces the model's own")

@@ -31,6 +31,7 @@ from rootlet.frontend.types import GenerateChunk, GenerateReq
 T = TypeVar("T")
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 Sampling = Mapping[str, Any] | SamplingParams | None
+Logprobs = int | LogprobSpec | None
 Results = GenerateResult | list[GenerateResult] | list[list[GenerateResult]]
 
 
@@ -69,18 +70,18 @@ class Engine:
 
     @overload
     def generate(
-        self, prompt: Prompt, sampling: Sampling = None, *, stream: Literal[False] = False, logprobs: int | None = None, **request: Any
+        self, prompt: Prompt, sampling: Sampling = None, *, stream: Literal[False] = False, logprobs: Logprobs = None, **request: Any
     ) -> Results: ...
     @overload
     def generate(
-        self, prompt: Prompt, sampling: Sampling = None, *, stream: Literal[True], logprobs: int | None = None, **request: Any
+        self, prompt: Prompt, sampling: Sampling = None, *, stream: Literal[True], logprobs: Logprobs = None, **request: Any
     ) -> Iterator[GenerateChunk]: ...
     def generate(
-        self, prompt: Prompt, sampling: Sampling = None, *, stream: bool = False, logprobs: int | None = None, **request: Any
+        self, prompt: Prompt, sampling: Sampling = None, *, stream: bool = False, logprobs: Logprobs = None, **request: Any
     ) -> Results | Iterator[GenerateChunk]:
         """Text or token ids in, results out; `stream=True` gives the chunks of one prompt as they come.
 
-        `logprobs` = alternatives a token (0 = the chosen one only). `request`: other `GenerateReq` fields (rid, cache_salt, priority...).
+        `logprobs` = alternatives a token (0 = the chosen one only), or a `LogprobSpec`, which can ask for those of the prompt. `request`: other `GenerateReq` fields (rid, cache_salt, priority...).
         Raises `InvalidValue`, `ContextOverflow`, `PoolOverflow`, `QueueFull`, `RequestFailed`.
         """
         reqs, many = self._requests(prompt, sampling, logprobs, stream=stream, request=request)
@@ -88,13 +89,13 @@ class Engine:
             return self._stream(reqs[0])
         return _shape(self._run(self._all(reqs)), many, reqs[0].sampling.n)
 
-    async def agenerate(self, prompt: Prompt, sampling: Sampling = None, *, logprobs: int | None = None, **request: Any) -> Results:
+    async def agenerate(self, prompt: Prompt, sampling: Sampling = None, *, logprobs: Logprobs = None, **request: Any) -> Results:
         """As `generate`, awaitable on any event loop. Cancelling it aborts the request."""
         reqs, many = self._requests(prompt, sampling, logprobs, stream=False, request=request)
         return _shape(await self._await(self._all(reqs)), many, reqs[0].sampling.n)
 
     async def astream(
-        self, prompt: Prompt, sampling: Sampling = None, *, logprobs: int | None = None, **request: Any
+        self, prompt: Prompt, sampling: Sampling = None, *, logprobs: Logprobs = None, **request: Any
     ) -> AsyncIterator[GenerateChunk]:
         """Chunks of one prompt, on any event loop. Leaving the loop aborts the request."""
         chunks = self._manager.generate(self._requests(prompt, sampling, logprobs, stream=True, request=request)[0][0])
@@ -160,12 +161,12 @@ class Engine:
         self.close()
 
     def _requests(
-        self, prompt: Prompt, sampling: Sampling, logprobs: int | None, *, stream: bool, request: Mapping[str, Any]
+        self, prompt: Prompt, sampling: Sampling, logprobs: Logprobs, *, stream: bool, request: Mapping[str, Any]
     ) -> tuple[list[GenerateReq], bool]:
         prompts, many = prompts_of(prompt)
         defaults = self._manager.sampling_defaults if self.config.server.sampling_defaults == "model" else {}
         params = sampling_of(sampling, defaults)
-        spec = LogprobSpec(top_n=logprobs) if logprobs is not None else None
+        spec = LogprobSpec(top_n=logprobs) if isinstance(logprobs, int) else logprobs
         reqs = [
             GenerateReq(
                 prompt=item if isinstance(item, str) else None,

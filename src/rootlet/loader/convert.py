@@ -46,18 +46,15 @@ def to_weight(raw: RawTensor) -> Weight:
 
 
 def with_kernel(raw: RawTensor, *, dense_kind: str | None, note: Callable[[str], None]) -> Weight:
-    """`raw` [N, K] as a weight whose kind has a kernel. `dense_kind` converts unquantised matrices (None = keep)."""
-    if is_block(raw.kind):
+    """`raw` [N, K] as a weight whose kind has a kernel. `dense_kind` converts every matrix, quantised ones too (None = keep what has a kernel)."""
+    has_kernel = is_block(raw.kind) or raw.kind in DENSE_DTYPES
+    if has_kernel and dense_kind in (None, raw.kind):
         return to_weight(raw)
-    if raw.kind in DENSE_DTYPES:
-        weight = to_weight(raw)
-        if dense_kind in (None, raw.kind):
-            return weight
-        note(f"{raw.kind} -> {dense_kind}")
-        return as_kind(weight, str(dense_kind))
     block = BLOCK_TYPES.get(raw.kind)
-    target = block.fallback if block is not None and raw.shape[-1] % BLOCK == 0 else "f32"
+    target = dense_kind or (block.fallback if block is not None and raw.shape[-1] % BLOCK == 0 else "f32")
     note(f"{raw.kind} -> {target}")
+    if has_kernel:
+        return as_kind(to_weight(raw), target)
     n, k = raw.shape
     return as_kind(Weight("f32", n, k, to_float32(raw)), target)
 

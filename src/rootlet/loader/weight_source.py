@@ -37,7 +37,7 @@ class FileWeights:
         dtype: str = "auto",
         progress: Callable[[float, str], None] = lambda done, name: None,
     ) -> None:
-        """`label`: the file's name in messages. `dtype`: what unquantised matrices are converted to ("auto" = stay as they are).
+        """`label`: the file's name in messages. `dtype`: what matrices are converted to ("auto" = stay as they are).
         `progress(done in [0, 1], tensor name)`. `kinds` counts the matrices as they are held, `num_bytes` what they take."""
         self._file = file
         self._label = label

@@ -98,6 +98,16 @@ def test_dtype_converts_unquantised_matrices(dtype: str, kind: str) -> None:
     np.testing.assert_allclose(weight.data.to(torch.float32).numpy(), (bits.astype(np.uint32) << 16).view(np.float32), rtol=1e-3)
 
 
+def test_dtype_dequantises_block_types_too() -> None:
+    raw = block("q4_1", _values(3, 64))
+    source = source_of("float32", a=raw)
+    weight = source.table("a", rows=3, cols=64, also_linear=False)
+    assert weight.kind == "f32"
+    assert source.notes == ("1 x q4_1 -> f32",)
+    assert weight.data is not None
+    np.testing.assert_array_equal(weight.data.numpy(), dequantize(raw.data, GGMLQuantizationType.Q4_1))
+
+
 def test_vectors_become_float32_copies() -> None:
     values = _values(6)
     vector = source_of(a=dense(values)).vector(("a",), (6,))
