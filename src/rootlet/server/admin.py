@@ -97,7 +97,7 @@ async def server_info(context: ServerContext) -> Response:
     manager = context.manager
     info: dict[str, Any] = {
         "version": version("rootlet"), "status": manager.status, "config": config, "served_model_names": manager.served_names,
-        "system_fingerprint": context.system_fingerprint,
+        "system_fingerprint": context.system_fingerprint, "num_open_requests": manager.num_open,
     }  # fmt: skip
     capacity = manager.ready_info
     if capacity is not None:
@@ -186,5 +186,5 @@ def root(context: ServerContext) -> Response:
     manager = context.manager
     return json_response({
         "name": "rootlet", "version": version("rootlet"), "status": manager.status, "models": manager.served_names,
-        "api": "/v1/chat/completions", "documentation": "/docs", "metrics": "/metrics",
+        "api": "/v1/chat/completions", "documentation": "/openapi.json", "metrics": "/metrics",
     })  # fmt: skip
