@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from rootlet.engine.launch import LaunchEvent, print_event
+from rootlet.engine.launch_events import LaunchEvent, print_event
 
 CURL = """  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "What is the capital of France?"}}], "temperature": 0}}'"""
+    -d '{{"messages": [{{"role": "user", "content": "What is the largest ocean on Earth?"}}], "temperature": 0}}'"""
 
 OPENAI = """  from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="{key}")

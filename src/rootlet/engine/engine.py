@@ -9,7 +9,6 @@ The front runs on an event loop in a thread of its own, the scheduler in another
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +18,11 @@ from rootlet.config.load import load_config
 from rootlet.config.resolve import num_usable_cores, resolve_config
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core import env
-from rootlet.core.errors import RootletError, Unavailable
+from rootlet.core.errors import RootletError
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import LogprobSpec
 from rootlet.engine.inproc import InprocRuntime
+from rootlet.engine.loop_thread import LoopThread
 from rootlet.engine.model_side import FrontModel, LoadedExecutor, load_executor, load_front
 from rootlet.engine.results import GenerateResult, prompts_of, results_of, sampling_of
 from rootlet.frontend.tokenizer_manager import TokenizerManager
@@ -38,6 +38,7 @@ Results = GenerateResult | list[GenerateResult] | list[list[GenerateResult]]
 class Engine:
     """`model` as for `rootlet serve` (None = the default model); keywords are the flags with underscores. Raises `BadConfig`, `BadModelFile`.
 
+    Read-only: `config` (resolved), `manager` (the front; use it through `run`), `closed`.
     One prompt gives one `GenerateResult`, or with n > 1 a list of n; a list of prompts gives a list of those, in order.
     """
 
@@ -56,13 +57,11 @@ class Engine:
         self.config = config
         loaded, front = parts or _load(config)
         self._runtime = InprocRuntime(config, loaded, front)
-        self._closed = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rootlet-front", daemon=True)
-        self._thread.start()
-        self._manager: TokenizerManager = self._run(self._runtime.__aenter__())
-        if self._manager.status != "ready":
-            reason = self._manager.health()[1]
+        self.closed = False
+        self._loop = LoopThread("rootlet-front")
+        self.manager: TokenizerManager = self.run(self._runtime.__aenter__())
+        if self.manager.status != "ready":
+            reason = self.manager.health()[1]
             self.close()
             raise RootletError(reason)
 
@@ -81,29 +80,28 @@ class Engine:
     ) -> Results | Iterator[GenerateChunk]:
         """Text or token ids in, results out; `stream=True` gives the chunks of one prompt as they come.
 
-        `logprobs` = alternatives a token (0 = the chosen one only), or a `LogprobSpec`, which can ask for those of the prompt. `request`: other `GenerateReq` fields (rid, cache_salt, priority...).
+        `logprobs` = alternatives a token (0 = the chosen one only), or a `LogprobSpec`, which can ask for those of the prompt.
+        `request`: other `GenerateReq` fields (rid, cache_salt, priority...).
         Raises `InvalidValue`, `ContextOverflow`, `PoolOverflow`, `QueueFull`, `RequestFailed`.
         """
-        reqs, many = self._requests(prompt, sampling, logprobs, stream=stream, request=request)
+        reqs, many = _requests(self, prompt, sampling, logprobs, stream=stream, request=request)
         if stream:
-            return self._stream(reqs[0])
-        return _shape(self._run(self._all(reqs)), many, reqs[0].sampling.n)
+            return _stream(self, reqs[0])
+        return _shape(self.run(_all(self.manager, reqs)), many, reqs[0].sampling.n)
 
     async def agenerate(self, prompt: Prompt, sampling: Sampling = None, *, logprobs: Logprobs = None, **request: Any) -> Results:
         """As `generate`, awaitable on any event loop. Cancelling it aborts the request."""
-        reqs, many = self._requests(prompt, sampling, logprobs, stream=False, request=request)
-        return _shape(await self._await(self._all(reqs)), many, reqs[0].sampling.n)
+        reqs, many = _requests(self, prompt, sampling, logprobs, stream=False, request=request)
+        return _shape(await self._loop.awaited(_all(self.manager, reqs)), many, reqs[0].sampling.n)
 
-    async def astream(
-        self, prompt: Prompt, sampling: Sampling = None, *, logprobs: Logprobs = None, **request: Any
-    ) -> AsyncIterator[GenerateChunk]:
+    async def astream(self, prompt: Prompt, sampling: Sampling = None, *, logprobs: Logprobs = None, **request: Any) -> AsyncIterator[GenerateChunk]:
         """Chunks of one prompt, on any event loop. Leaving the loop aborts the request."""
-        chunks = self._manager.generate(self._requests(prompt, sampling, logprobs, stream=True, request=request)[0][0])
+        chunks = self.manager.generate(_requests(self, prompt, sampling, logprobs, stream=True, request=request)[0][0])
         try:
-            while (chunk := await self._await(_next(chunks))) is not None:
+            while (chunk := await self._loop.awaited(_next(chunks))) is not None:
                 yield chunk
         finally:
-            await self._await(_close(chunks))
+            await self._loop.awaited(_close(chunks))
 
     @overload
     def chat(self, messages: Sequence[dict[str, Any]], sampling: Sampling = None, *, stream: Literal[False] = False, **template: Any) -> Results: ...
@@ -115,43 +113,39 @@ class Engine:
         self, messages: Sequence[dict[str, Any]], sampling: Sampling = None, *, stream: bool = False, **template: Any
     ) -> Results | Iterator[GenerateChunk]:
         """The model's chat template over `messages`, then `generate`. `template`: tools, continue_final_message, template variables."""
-        prompt = self._manager.chat_template.render(list(messages), **template)
+        prompt = self.manager.chat_template.render(list(messages), **template)
         request = {"add_special_tokens": False, "param": "messages"}
-        reqs, _ = self._requests(prompt, sampling, None, stream=stream, request=request)
-        return self._stream(reqs[0]) if stream else _shape(self._run(self._all(reqs)), False, reqs[0].sampling.n)
+        reqs, _ = _requests(self, prompt, sampling, None, stream=stream, request=request)
+        return _stream(self, reqs[0]) if stream else _shape(self.run(_all(self.manager, reqs)), False, reqs[0].sampling.n)
 
     # -- text, cache, state -----------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(self._manager.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return list(self.manager.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return str(self._manager.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        return str(self.manager.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def flush_cache(self, timeout_s: float = 10.0) -> bool:
         """Forget every cached prefix once nothing runs; False when that did not happen within `timeout_s`."""
-        return self._run(self._manager.flush_cache(timeout_s)).success
+        return self.run(self.manager.flush_cache(timeout_s)).success
 
     def state(self, what: str = "state", **args: Any) -> dict[str, Any]:
         """The scheduler's "info", "state" or "metrics"."""
-        return self._run(self._manager.get_state(what, **args))
+        return self.run(self.manager.get_state(what, **args))
 
-    @property
-    def manager(self) -> TokenizerManager:
-        return self._manager
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Result of `work`, run on the front's event loop: for code that drives `manager` itself. Raises `Unavailable` when closed."""
+        return self._loop.run(work)
 
     # -- life -------------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Aborts what runs and ends the threads. Idempotent."""
-        if self._closed:
+        if self.closed:
             return
-        self._run(self._runtime.__aexit__(None, None, None))
-        self._closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self.run(self._runtime.__aexit__(None, None, None))
+        self.closed = True
         self._loop.close()
 
     def __enter__(self) -> Self:
@@ -159,55 +153,6 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _requests(
-        self, prompt: Prompt, sampling: Sampling, logprobs: Logprobs, *, stream: bool, request: Mapping[str, Any]
-    ) -> tuple[list[GenerateReq], bool]:
-        prompts, many = prompts_of(prompt)
-        defaults = self._manager.sampling_defaults if self.config.server.sampling_defaults == "model" else {}
-        params = sampling_of(sampling, defaults)
-        spec = LogprobSpec(top_n=logprobs) if isinstance(logprobs, int) else logprobs
-        reqs = [
-            GenerateReq(
-                prompt=item if isinstance(item, str) else None,
-                input_ids=None if isinstance(item, str) else item,
-                sampling=params,
-                logprobs=spec,
-                stream=stream,
-                **request,
-            )
-            for item in prompts
-        ]
-        return reqs, many
-
-    async def _all(self, reqs: list[GenerateReq]) -> list[list[GenerateResult]]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_collect(self._manager, req)) for req in reqs]
-        return [task.result() for task in tasks]
-
-    def _stream(self, req: GenerateReq) -> Iterator[GenerateChunk]:
-        chunks = self._manager.generate(req)
-        try:
-            while (chunk := self._run(_next(chunks))) is not None:
-                yield chunk
-        finally:
-            if not self._closed:
-                self._run(_close(chunks))
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            work.close()
-            raise Unavailable("the engine is closed", code="engine_dead")
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
-
-    async def _await(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
 
 
 def _load(config: RuntimeConfig) -> tuple[LoadedExecutor, FrontModel]:
@@ -218,6 +163,44 @@ def _load(config: RuntimeConfig) -> tuple[LoadedExecutor, FrontModel]:
 
         path = resolve_model(config.model.model)
     return load_executor(config, path, fake=fake), load_front(config, path, fake=fake)
+
+
+def _requests(
+    engine: Engine, prompt: Prompt, sampling: Sampling, logprobs: Logprobs, *, stream: bool, request: Mapping[str, Any]
+) -> tuple[list[GenerateReq], bool]:
+    """(one request a prompt, did the caller give a list of prompts?)"""
+    prompts, many = prompts_of(prompt)
+    defaults = engine.manager.sampling_defaults if engine.config.server.sampling_defaults == "model" else {}
+    params = sampling_of(sampling, defaults)
+    spec = LogprobSpec(top_n=logprobs) if isinstance(logprobs, int) else logprobs
+    reqs = [
+        GenerateReq(
+            prompt=item if isinstance(item, str) else None,
+            input_ids=None if isinstance(item, str) else item,
+            sampling=params,
+            logprobs=spec,
+            stream=stream,
+            **request,
+        )
+        for item in prompts
+    ]
+    return reqs, many
+
+
+def _stream(engine: Engine, req: GenerateReq) -> Iterator[GenerateChunk]:
+    chunks = engine.manager.generate(req)
+    try:
+        while (chunk := engine.run(_next(chunks))) is not None:
+            yield chunk
+    finally:
+        if not engine.closed:
+            engine.run(_close(chunks))
+
+
+async def _all(manager: TokenizerManager, reqs: list[GenerateReq]) -> list[list[GenerateResult]]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_collect(manager, req)) for req in reqs]
+    return [task.result() for task in tasks]
 
 
 async def _collect(manager: TokenizerManager, req: GenerateReq) -> list[GenerateResult]:

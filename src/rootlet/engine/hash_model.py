@@ -37,6 +37,9 @@ class HashTokenizer:
         space = self._id_of[" "]
         return ([1] if add_special_tokens else []) + [self._id_of.get(char, space) for char in text]
 
+    def min_tokens(self, text: str) -> int:
+        return len(text)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(self.id_to_token(i) for i in ids if not (skip_special_tokens and self.is_special(i)))
 
@@ -62,6 +65,7 @@ class HashTemplate:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
+        """Prompt text of `messages`; template variables are ignored."""
         lines = [f"{m['role']} {m.get('content') or ''}" for m in messages]
         if tools:
             lines.insert(0, f"tools {len(tools)}")

@@ -7,21 +7,21 @@ Installs no signal handlers and leaves nothing behind when it is closed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from types import TracebackType
 
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock
-from rootlet.core.errors import RootletError
 from rootlet.core.ids import IdSource
 from rootlet.core.log import logger
 from rootlet.engine.model_side import FrontModel, LoadedExecutor, build_scheduler, ready_message
+from rootlet.engine.processes import guard_scheduler
 from rootlet.frontend.tokenizer_manager import TokenizerManager
 from rootlet.ipc.channel_inproc import InprocAsyncChannel, InprocChannel
 from rootlet.ipc.codec import ToMain
-from rootlet.ipc.messages import SchedulerError, ShutdownReq, ToScheduler
+from rootlet.ipc.messages import ShutdownReq, ToScheduler
 from rootlet.scheduler import loop as scheduler_loop
+from rootlet.scheduler.scheduler import Sinks
 
 JOIN_S = 10.0
 
@@ -60,6 +60,7 @@ class InprocRuntime:
         for message in await self._to_main.recv():
             self.manager.handle(message)
         self._reader = asyncio.create_task(self._read())
+        self._reader.add_done_callback(self._reader_ended)
         return self.manager
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -67,37 +68,29 @@ class InprocRuntime:
         self._to_scheduler.send(ShutdownReq(drain_s=0.0))
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, JOIN_S)
         self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
+        await asyncio.wait([self._reader])
         self.manager.engine_failed("the engine was closed")
         self.manager.close()
         self._to_main.close()
         self._loaded.executor.close()
 
     async def _read(self) -> None:
-        try:
-            while True:
-                for message in await self._to_main.recv():
-                    self.manager.handle(message)
-        except Exception as error:
-            _log.exception("front_failed")
+        while True:
+            for message in await self._to_main.recv():
+                self.manager.handle(message)
+
+    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
+        """A reader that breaks would leave its callers waiting for ever; so it ends the engine."""
+        error = None if reader.cancelled() else reader.exception()
+        if error is not None:
+            _log.error("front_failed", error=repr(error))
             self.manager.engine_failed(f"the front failed: {type(error).__name__}")
 
     def _run_scheduler(self) -> None:
-        """Main of the scheduler's thread: whatever escapes from it ends every open request instead of vanishing with the thread."""
-        try:
-            scheduler = build_scheduler(
-                self._config,
-                self._loaded,
-                send_to_detokenizer=self._to_main.send,
-                send_to_tokenizer=self._to_main.send,
-                clock=self._clock,
-                check=self._check,
-            )
-            self._to_main.send(ready_message(scheduler, self._loaded))
-            scheduler_loop.run(scheduler, self._to_scheduler.recv, int(self._config.scheduler.depth))
-        except RootletError as error:
-            self._to_main.send(SchedulerError(error.message, exit_code=2))
-        except Exception as error:
-            _log.exception("scheduler_failed")
-            self._to_main.send(SchedulerError(f"the scheduler failed: {type(error).__name__}"))
+        guard_scheduler(self._serve_scheduler, self._to_main.send)
+
+    def _serve_scheduler(self) -> None:
+        sinks = Sinks(self._to_main.send, self._to_main.send)
+        scheduler = build_scheduler(self._config, self._loaded, sinks=sinks, clock=self._clock, check=self._check)
+        self._to_main.send(ready_message(scheduler, self._loaded))
+        scheduler_loop.run(scheduler, self._to_scheduler.recv, int(self._config.scheduler.depth))

@@ -116,6 +116,7 @@ class _Server:
         self._ended: asyncio.Future[tuple[int, float]]
 
     async def run(self, sock: socket.socket, app: AppFactory) -> int:
+        """Serve on `sock` (bound, not yet accepting) until the first end; returns the exit code, with children and channels gone. One use."""
         loop = self._loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
         for number in STOP_SIGNALS:

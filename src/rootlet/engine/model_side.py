@@ -14,12 +14,14 @@ import msgspec
 
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock, SystemClock
+from rootlet.core.errors import BadModelFile
+from rootlet.core.log import logger
 from rootlet.core.step import Executor
 from rootlet.engine.hash_model import EOS_ID, HashTemplate, HashTokenizer, hash_executor
-from rootlet.ipc.messages import LoadProgress, SchedulerReady, ToTokenizer
-from rootlet.scheduler.scheduler import Scheduler
+from rootlet.ipc.messages import LoadProgress, SchedulerReady
+from rootlet.scheduler.scheduler import Scheduler, Sinks
 
-_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_log = logger("model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,14 @@ def load_front(config: RuntimeConfig, model_path: Path | None, *, fake: str | No
 
 
 def sampling_defaults(model_path: Path) -> dict[str, Any]:
-    """What the model's generation_config.json recommends; {} without one, or for a broken one (it is advice only)."""
-    folder = model_path if model_path.is_dir() else model_path.parent
+    """What the model's makers recommend (generation_config.json, or keys of the GGUF file); {} for a broken file: it is advice only."""
+    from rootlet.config.model_load import load_sampling_defaults
+
     try:
-        document = msgspec.json.decode((folder / "generation_config.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
+        return load_sampling_defaults(model_path)
+    except BadModelFile as error:
+        _log.warning("no_sampling_defaults", reason=error.message)
         return {}
-    if not isinstance(document, dict) or document.get("do_sample") is False:
-        return {}
-    return {key: document[key] for key in _SAMPLING_KEYS if isinstance(document.get(key), int | float)}
 
 
 def load_executor(
@@ -100,19 +101,18 @@ def build_scheduler(
     config: RuntimeConfig,
     loaded: LoadedExecutor,
     *,
-    send_to_detokenizer: Callable[[Any], None],
-    send_to_tokenizer: Callable[[ToTokenizer], None],
+    sinks: Sinks,
     clock: Clock | None = None,
     check: bool = False,
 ) -> Scheduler:
+    """The control wing over a loaded executor. The caller owns both and drives the scheduler from one thread. Raises `BadConfig`."""
     return Scheduler(
         executor=loaded.executor,
         scheduler_args=config.scheduler,
         cache_args=config.cache,
         eos_token_ids=loaded.eos_token_ids,
         clock=clock or SystemClock(),
-        send_to_detokenizer=send_to_detokenizer,
-        send_to_tokenizer=send_to_tokenizer,
+        sinks=sinks,
         check=check,
     )
 

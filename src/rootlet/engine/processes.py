@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,20 @@ def read_spec(path: Path) -> LaunchSpec:
     return msgspec.json.decode(path.read_bytes(), type=LaunchSpec)
 
 
+def guard_scheduler(work: Callable[[], None], send: Callable[[SchedulerError], None]) -> int:
+    """Run the main of a scheduler, in a process or a thread: whatever escapes from it is told to the front before it ends. Returns the exit code."""
+    try:
+        work()
+        return 0
+    except (BadModelFile, BadConfig) as error:
+        send(SchedulerError(error.message, exit_code=USER_ERROR))
+        return USER_ERROR
+    except Exception as error:
+        _log.exception("scheduler_failed")
+        send(SchedulerError(f"the scheduler failed ({type(error).__name__}); its log has the details", exit_code=ENGINE_ERROR))
+        return ENGINE_ERROR
+
+
 def run_scheduler(spec: LaunchSpec, directory: Path) -> int:
     """Main of the scheduler's process; returns its exit code."""
     inbox = ZmqReceiver(address(directory, SCHEDULER), scheduler_codec())
@@ -62,15 +77,7 @@ def run_scheduler(spec: LaunchSpec, directory: Path) -> int:
     own_detokenizer = spec.config.server.detokenizer == "process"
     to_text = ZmqSender(address(directory, DETOKENIZER), detokenizer_codec()) if own_detokenizer else to_main
     try:
-        _serve_scheduler(spec, inbox, to_main, to_text)
-        return 0
-    except (BadModelFile, BadConfig) as error:
-        to_main.send(SchedulerError(error.message, exit_code=USER_ERROR))
-        return USER_ERROR
-    except Exception as error:
-        _log.exception("scheduler_failed")
-        to_main.send(SchedulerError(f"the scheduler failed ({type(error).__name__}); its log has the details", exit_code=ENGINE_ERROR))
-        return ENGINE_ERROR
+        return guard_scheduler(lambda: _serve_scheduler(spec, inbox, to_main, to_text), to_main.send)
     finally:
         for channel in (inbox, to_main, to_text):
             channel.close()
@@ -80,10 +87,11 @@ def run_scheduler(spec: LaunchSpec, directory: Path) -> int:
 def _serve_scheduler(spec: LaunchSpec, inbox: ZmqReceiver, to_main: ZmqSender[ToMain], to_text: ZmqSender) -> None:  # type: ignore[type-arg]
     from rootlet.engine.model_side import build_scheduler, load_executor, ready_message
     from rootlet.scheduler import loop
+    from rootlet.scheduler.scheduler import Sinks
 
     loaded = load_executor(spec.config, spec.path(), fake=spec.fake, progress=to_main.send)
     try:
-        scheduler = build_scheduler(spec.config, loaded, send_to_detokenizer=to_text.send, send_to_tokenizer=to_main.send, check=spec.check)
+        scheduler = build_scheduler(spec.config, loaded, sinks=Sinks(to_text.send, to_main.send), check=spec.check)
         to_main.send(ready_message(scheduler, loaded))
         loop.run(scheduler, inbox.recv, int(spec.config.scheduler.depth))
     finally:

@@ -7,6 +7,7 @@ loop.py; what it decides is in the files beside this one. Reading order: req, qu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rootlet.config.schema import CacheArgs, SchedulerArgs
@@ -24,6 +25,7 @@ from rootlet.ipc.messages import (
     ShutdownReq,
     StopReq,
     TokenizedGenerateReqInput,
+    ToTokenizer,
 )
 from rootlet.scheduler import invariants
 from rootlet.scheduler.batch import ScheduleBatch
@@ -44,6 +46,15 @@ from rootlet.scheduler.retraction import forced_victim, retract_decode
 from rootlet.scheduler.state import SchedulerState, end_req, note_admission, retract_req
 
 
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """Where what the scheduler says goes. None of them may block or call back. `request_log` takes one plain dict a finished request."""
+
+    to_detokenizer: Callable[[BatchTokenIDOutput], None]
+    to_tokenizer: Callable[[ToTokenizer], None]
+    request_log: Callable[[dict[str, Any]], None] | None = None
+
+
 class Scheduler:
     """Owns requests, queues and the running batch; the only caller of the cache. Not thread-safe: one thread drives it."""
 
@@ -55,9 +66,7 @@ class Scheduler:
         cache_args: CacheArgs,
         eos_token_ids: tuple[int, ...],
         clock: Clock,
-        send_to_detokenizer: Callable[[BatchTokenIDOutput], None],
-        send_to_tokenizer: Callable[[Any], None],
-        request_log: Callable[[dict[str, Any]], None] | None = None,
+        sinks: Sinks,
         check: bool = False,
     ) -> None:
         """`check`: recompute every invariant after every tick. Raises `BadConfig` for knobs under which no prompt could ever run."""
@@ -76,11 +85,11 @@ class Scheduler:
             kv=KvOwner(capacity, cache_args),
             queues=queues,
             gates=GateKeeper(gates),
-            outbox=Outbox(send_to_detokenizer, clock=clock, counters=counters, request_log=request_log),
+            outbox=Outbox(sinks.to_detokenizer, clock=clock, counters=counters, request_log=sinks.request_log),
             counters=counters,
             ratio=NewTokenRatio(scheduler_args.conservativeness),
         )
-        self.control = Control(self.state, executor=executor, args=scheduler_args, send=send_to_tokenizer)
+        self.control = Control(self.state, executor=executor, args=scheduler_args, send=sinks.to_tokenizer)
         kv = self.state.kv
         self._policy_context = PolicyContext(page_size=kv.page_size, cache_enabled=kv.enabled, probe=kv.probe)
 
