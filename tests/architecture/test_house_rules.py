@@ -99,7 +99,8 @@ def test_device_words_stay_in_their_rooms(path: Path) -> None:
 def test_no_debt_comments_and_no_stubs(path: Path) -> None:
     text = path.read_text()
     assert not re.search(r"\b(TODO|FIXME|XXX|HACK)\b", text)
-    assert "NotImplementedError" not in text
+    # A library's own may be caught and told as one of our errors.
+    assert "raise NotImplementedError" not in text
 
 
 def test_module_names_say_what_they_hold() -> None:

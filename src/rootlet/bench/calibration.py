@@ -24,7 +24,7 @@ def calibrate(seconds: float = 0.15) -> float:
 def interleave(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Run every side once a round, A B A B, with a calibration around each; results are kept raw. The calibration's spread is returned
     under "calibration", so a reader sees how much the machine drifted."""
-    results: dict[str, list[float]] = {name: [] for name in sides} | {"calibration": []}
+    results: dict[str, list[float]] = {name: [] for name in (*sides, "calibration")}
     for _ in range(rounds):
         for name, side in sides.items():
             results["calibration"].append(calibrate())

@@ -15,6 +15,7 @@ from typing import Any
 
 from rootlet.core.types import LogprobSpec
 from rootlet.engine.engine import Engine
+from rootlet.engine.results import GenerateResult
 
 LIMIT = 0.005
 
@@ -24,10 +25,13 @@ def score(texts: list[str], **knobs: Any) -> tuple[list[float], dict[str, Any]]:
     with Engine(log_level="warning", log_requests=False, prefix_cache=False, **knobs) as engine:
         sampling = {"max_new_tokens": 1, "temperature": 0.0}
         results = engine.generate(texts, sampling, logprobs=LogprobSpec(prompt_start=0))
-        facts = engine.state("info")
+        ready = engine.manager.ready_info
+        facts = dict(ready.info) if ready is not None else {}
     logprobs: list[float] = []
+    assert isinstance(results, list), "a list of prompts gives a list of results"
     for result in results:
-        logprobs += [entry.logprob for entry in result.prompt_logprobs if entry.logprob is not None]
+        assert isinstance(result, GenerateResult), "one choice a prompt"
+        logprobs += [entry.logprob for entry in result.prompt_logprobs or () if entry.logprob is not None]
     return logprobs, facts
 
 

@@ -156,7 +156,7 @@ class UnifiedTreeCore:
         while not node.active and node.parent is not None:
             for component in self.components:
                 component.unprotect(node)
-            self._offer_leaf(node)
+            _offer_leaf(node, self.components)
             node = node.parent
             node.active_children -= 1
 
@@ -224,7 +224,7 @@ class UnifiedTreeCore:
         self.components[0].adopt(leaf, pages)
         parent.children[self._first_page(leaf)] = leaf
         self.num_nodes += 1
-        self._offer_leaf(leaf)
+        _offer_leaf(leaf, self.components)
         return leaf
 
     def _remove(self, node: UnifiedTreeNode) -> tuple[CacheAction, ...]:
@@ -239,7 +239,7 @@ class UnifiedTreeCore:
         if parent.namespace is not None and not parent.children:
             parent.alive = False
             del self.roots[parent.namespace]
-        self._offer_leaf(parent)
+        _offer_leaf(parent, self.components)
         return tuple(component.drop(node) for component in self.components)
 
     def _count_use(self, node: UnifiedTreeNode, *, inserted_len: int, priority: int) -> None:
@@ -256,13 +256,15 @@ class UnifiedTreeCore:
         for component in self.components:
             component.touch(node, num_nodes=self.num_nodes)
 
-    def _offer_leaf(self, node: UnifiedTreeNode) -> None:
-        if node.evictable_leaf:
-            for component in self.components:
-                component.offer(node)
-
     def _first_page(self, node: UnifiedTreeNode) -> bytes:
         return node.key[: self._page_bytes]
+
+
+def _offer_leaf(node: UnifiedTreeNode, components: Sequence[TreeComponent]) -> None:
+    """A node that became an unlocked leaf is a candidate for eviction from now on."""
+    if node.evictable_leaf:
+        for component in components:
+            component.offer(node)
 
 
 def _on_one_path(node: UnifiedTreeNode, protected: UnifiedTreeNode, *, limit_len: int) -> bool:

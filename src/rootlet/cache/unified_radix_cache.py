@@ -109,7 +109,7 @@ class UnifiedRadixCache:
         while (shortfall := n - self.free_pages) > 0:
             actions = self.core.evict_one(self.full, max_pages=shortfall)
             assert actions, f"E4: {shortfall} pages short, {self.evictable_pages} said to be evictable, no candidate"
-            self._counters["evicted_pages"] += self._apply(actions)
+            self._counters["evicted_pages"] += _execute(actions, self.allocator)
         return True
 
     def alloc_pages(self, n: int) -> PageArray | None:
@@ -210,7 +210,7 @@ class UnifiedRadixCache:
         result = self.core.insert(key, own, protected=anchor, inserted_len=kv.cache_inserted_len, priority=priority)
         if len(result.borrowed):
             self.req_to_token.write(kv.row, anchor.end // self.page_size, result.borrowed)
-        self._counters["duplicate_pages"] += self._apply(result.actions)
+        self._counters["duplicate_pages"] += _execute(result.actions, self.allocator)
         self._counters["adopted_pages"] += (aligned - result.present_len) // self.page_size
         kv.cache_inserted_len = max(kv.cache_inserted_len, aligned)
         if aligned > anchor.end:
@@ -219,8 +219,9 @@ class UnifiedRadixCache:
                 self.dec_lock_ref(kv.lock)
             kv.lock, kv.last_node, kv.cache_protected_len = lock, result.node, aligned
 
-    def _apply(self, actions: tuple[CacheAction, ...]) -> int:
-        """Execute; returns the pages that became free."""
-        for action in actions:
-            self.allocator.free(action.pages)
-        return sum(len(action.pages) for action in actions)
+
+def _execute(actions: tuple[CacheAction, ...], allocator: PageAllocator) -> int:
+    """Do what the tree decided; returns the pages that became free."""
+    for action in actions:
+        allocator.free(action.pages)
+    return sum(len(action.pages) for action in actions)

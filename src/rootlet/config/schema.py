@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def knob(default: Any, text: str, *, low: float | None = None, high: float | None = None, choices: tuple[str, ...] | None = None, unit: str = "") -> Any:
+def knob(
+    default: Any, text: str, *, low: float | None = None, high: float | None = None, choices: tuple[str, ...] | None = None, unit: str = ""
+) -> Any:
     """A documented dataclass field. `low`/`high` inclusive; `choices` closed set."""
     return field(default=default, metadata={"help": text, "low": low, "high": high, "choices": choices, "unit": unit})
 
@@ -20,7 +22,11 @@ def knob(default: Any, text: str, *, low: float | None = None, high: float | Non
 class ModelArgs:
     model: str | None = knob(None, "GGUF file, folder of safetensors, or Hub id; none = the default model (SmolLM2-135M-Instruct, Q4_1)")
     served_model_name: str | None = knob(None, "names that requests may use, comma separated; the first one is reported")
-    dtype: str = knob("auto", "dtype of the weights; auto = as in the file, anything else converts them all, quantised ones too", choices=("auto", "float32", "float16", "bfloat16"))
+    dtype: str = knob(
+        "auto",
+        "dtype of the weights; auto = as in the file, anything else converts them all, quantised ones too",
+        choices=("auto", "float32", "float16", "bfloat16"),
+    )
     kv_dtype: str = knob("auto", "dtype of the KV cache; auto = float16, or float32 for a float32 model", choices=("auto", "float16", "float32"))
     ctx_len: int | None = knob(None, "longest prompt + output; none = what the model was trained for", low=8, unit="tokens")
     chat_template: str | None = knob(None, "file with a jinja chat template that replaces the model's own")
@@ -28,7 +34,9 @@ class ModelArgs:
 
 @dataclass(frozen=True, slots=True)
 class CacheArgs:
-    page_size: int = knob(16, "tokens a KV page; native CPU attention takes multiples of 16, others run on the reference", low=1, high=128, unit="tokens")
+    page_size: int = knob(
+        16, "tokens a KV page; native CPU attention takes multiples of 16, others run on the reference", low=1, high=128, unit="tokens"
+    )
     mem: str = knob("auto", "memory of the KV pool: auto, or GiB as a number", unit="GiB")
     max_total_tokens: int | None = knob(None, "KV pool size in tokens; wins over --mem", low=16, unit="tokens")
     prefix_cache: bool = knob(True, "share KV of equal prefixes between requests")
@@ -72,7 +80,9 @@ class ServerArgs:
     sampling_defaults: str = knob("model", "where absent sampling parameters come from", choices=("model", "openai"))
     log_level: str = knob("info", "what is logged", choices=("debug", "info", "warning", "error"))
     log_requests: bool = knob(True, "a line for each finished request")
-    detokenizer: str = knob("auto", "where text is made: inside the HTTP process, or its own; auto = own with more than two cores", choices=("auto", "inline", "process"))
+    detokenizer: str = knob(
+        "auto", "where text is made: inside the HTTP process, or its own; auto = own with more than two cores", choices=("auto", "inline", "process")
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Every environment variable that is not a config knob (those are ROOTLET_<FIELD>, read by `config/load.py`). The only reader of `os.environ`.
 
-    ROOTLET_CHECK=1              costly invariants after every tick
-    ROOTLET_TEST_EXECUTOR=name   replaces the model by a fake one (`hash_lm`); for process tests only
-    ROOTLET_RUNTIME_DIR          where the private socket directory is made; default XDG_RUNTIME_DIR, else the temporary directory
-    ROOTLET_CACHE                where fetched models are kept (read in engine/model_source.py)
-    ROOTLET_CONFIG               TOML file used when no --config is given
+ROOTLET_CHECK=1              costly invariants after every tick
+ROOTLET_TEST_EXECUTOR=name   replaces the model by a fake one (`hash_lm`); for process tests only
+ROOTLET_RUNTIME_DIR          where the private socket directory is made; default XDG_RUNTIME_DIR, else the temporary directory
+ROOTLET_CACHE                where fetched models are kept (read in engine/model_source.py)
+ROOTLET_CONFIG               TOML file used when no --config is given
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import Finish, LogprobSpec, TokenLogprob
@@ -20,7 +20,7 @@ class GenerateReq:
     prompt: str | None = None
     input_ids: tuple[int, ...] | None = None
     add_special_tokens: bool = True
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: LogprobSpec | None = None
     stream: bool = False
     rid: str | None = None

@@ -55,6 +55,7 @@ class ZmqReceiver(Generic[M]):
         self._socket = _pull(zmq.Context.instance(), where)
 
     def recv(self, timeout_s: float) -> list[M]:
+        """What has come, at most `MAX_DRAIN` messages; waits up to `timeout_s` for the first. A frame that cannot be decoded is skipped."""
         if not self._socket.poll(max(0, round(timeout_s * 1000))):
             return []
         messages: list[M] = []

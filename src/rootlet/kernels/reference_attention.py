@@ -37,9 +37,7 @@ def attention(q: Tensor, layer: KVLayer, meta: AttentionMeta, scale: float, wind
     for b, row in enumerate(row_ids):
         begin, end = begins[b], begins[b + 1]
         if end > begin:
-            out[begin:end] = _attend_request(
-                q[begin:end], layer, pages=meta.page_table[row], prefix_len=prefix_lens[b], scale=scale, window=window
-            )
+            out[begin:end] = _attend_request(q[begin:end], layer, pages=meta.page_table[row], prefix_len=prefix_lens[b], scale=scale, window=window)
     return out
 
 

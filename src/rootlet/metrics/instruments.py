@@ -15,9 +15,21 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from rootlet.core.clock import Clock
 from rootlet.core.errors import RootletError
 from rootlet.core.types import Finish
-from rootlet.ipc.messages import ReqStats
 from rootlet.metrics import names
 from rootlet.metrics.names import Metric
+
+
+class Stats(Protocol):
+    """The part of a request's times that is measured (the scheduler's `ReqStats`). Seconds, tokens."""
+
+    @property
+    def queue_s(self) -> float: ...
+    @property
+    def num_retractions(self) -> int: ...
+    @property
+    def cached_host_len(self) -> int: ...
+    @property
+    def cached_storage_len(self) -> int: ...
 
 
 class Chunk(Protocol):
@@ -34,7 +46,7 @@ class Chunk(Protocol):
     @property
     def finish(self) -> Finish | None: ...
     @property
-    def stats(self) -> ReqStats | None: ...
+    def stats(self) -> Stats | None: ...
 
 
 C = TypeVar("C", bound=Chunk)

@@ -43,6 +43,7 @@ class Deadlines:
         self._compact_at = COMPACT_LEN
 
     def watch(self, req: Req, deadline_s: float | None) -> None:
+        """Start the clock of a request. `deadline_s` = its own limit, seconds from arrival, None = none besides the knobs."""
         args = self._args
         limits = (
             (args.queue_timeout, True, "--queue-timeout"),
@@ -190,6 +191,7 @@ class Control:
         return {"limits": limits, "policy": self._args.schedule_policy, "steps": s.step, "paused": s.paused, "draining": self.draining}
 
     def metrics(self) -> dict[str, Any]:
+        """Counters since the start, gauges and cache sizes of now, histograms; the snapshot that `/metrics` is made of."""
         s = self._state
         gauges = {
             "running": s.queues.num_running,
@@ -217,6 +219,7 @@ class Control:
 
 
 def req_line(req: Req) -> dict[str, Any]:
+    """One request as plain values. Lengths in tokens."""
     kv = req.kv
     return {
         "rid": req.rid,

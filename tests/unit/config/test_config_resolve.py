@@ -1,4 +1,4 @@
-""""auto" becomes a value once, with a reason; knobs that contradict each other are refused."""
+"""The word auto becomes a value once, with a reason; knobs that contradict each other are refused."""
 
 from __future__ import annotations
 
