@@ -45,11 +45,12 @@ class InvalidValue(RootletError):
 class ContextOverflow(InvalidValue):
     code = "context_length_exceeded"
 
-    def __init__(self, param: str, *, prompt_len: int, ctx_len: int) -> None:
+    def __init__(self, param: str, *, prompt_len: int, ctx_len: int, at_least: bool = False) -> None:
+        """`at_least`: `prompt_len` is a lower bound, for a text that was refused without tokenizing it."""
         super().__init__(
             param,
-            f"This model's maximum context length is {ctx_len} tokens, however your prompt contains {prompt_len} input tokens "
-            f"(and at least one token must be left to generate). Shorten the prompt or raise --ctx-len.",
+            f"This model's maximum context length is {ctx_len} tokens, however your prompt contains {'at least ' * at_least}{prompt_len} input "
+            f"tokens (and at least one token must be left to generate). Shorten the prompt or raise --ctx-len.",
         )
         self.prompt_len = prompt_len
         self.ctx_len = ctx_len
@@ -58,11 +59,11 @@ class ContextOverflow(InvalidValue):
 class PoolOverflow(InvalidValue):
     code = "kv_pool_exceeded"
 
-    def __init__(self, param: str, *, prompt_len: int, pool_len: int) -> None:
+    def __init__(self, param: str, *, prompt_len: int, pool_len: int, at_least: bool = False) -> None:
         super().__init__(
             param,
-            f"The prompt contains {prompt_len} input tokens, more than the KV pool of this server can ever hold for one request "
-            f"({pool_len} tokens). Shorten the prompt, or give the server more memory with --mem or --max-total-tokens.",
+            f"The prompt contains {'at least ' * at_least}{prompt_len} input tokens, more than the KV pool of this server can ever hold for one "
+            f"request ({pool_len} tokens). Shorten the prompt, or give the server more memory with --mem or --max-total-tokens.",
         )
         self.prompt_len = prompt_len
         self.pool_len = pool_len

@@ -7,6 +7,7 @@ to what the context leaves, and such a request ends with `length`. A prompt that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -23,15 +24,29 @@ MAX_RID_CHARS = 256
 MAX_PRIORITY = 2**31
 
 
+class SizedTokenizer(Protocol):
+    def min_tokens(self, text: str) -> int: ...
+
+
+def check_text(param: str, text: str, tokenizer: SizedTokenizer, ready: SchedulerReady) -> None:
+    """Refuses a text that is too long however it is split, before anyone spends seconds on splitting it. Raises `ContextOverflow`, `PoolOverflow`."""
+    check_prompt_len(param, tokenizer.min_tokens(text), ready, at_least=True)
+
+
+def check_prompt_len(param: str, prompt_len: int, ready: SchedulerReady, *, at_least: bool = False) -> None:
+    """The one length rule. `at_least`: `prompt_len` is a lower bound. Raises `ContextOverflow`, `PoolOverflow`."""
+    if prompt_len >= ready.max_context_len:
+        raise ContextOverflow(param, prompt_len=prompt_len, ctx_len=ready.max_context_len, at_least=at_least)
+    if prompt_len > ready.max_prompt_len:
+        raise PoolOverflow(param, prompt_len=prompt_len, pool_len=ready.max_prompt_len, at_least=at_least)
+
+
 def check_prompt(req: GenerateReq, input_ids: Sequence[int], ready: SchedulerReady) -> None:
     """Length and range of the prompt. Raises `InvalidValue`, `ContextOverflow`, `PoolOverflow`; O(prompt)."""
     prompt_len = len(input_ids)
     if prompt_len == 0:
         raise InvalidValue(req.param, f"{req.param} is empty: at least one token is needed")
-    if prompt_len >= ready.max_context_len:
-        raise ContextOverflow(req.param, prompt_len=prompt_len, ctx_len=ready.max_context_len)
-    if prompt_len > ready.max_prompt_len:
-        raise PoolOverflow(req.param, prompt_len=prompt_len, pool_len=ready.max_prompt_len)
+    check_prompt_len(req.param, prompt_len, ready)
     low, high = min(input_ids), max(input_ids)
     if low < 0 or high >= ready.vocab_size:
         bad = low if low < 0 else high

@@ -8,7 +8,9 @@ token, as in Hugging Face's `encode`. Safe to share between threads: nothing cha
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rootlet.formats.hf import read_json, read_optional_json, token_text
 from rootlet.formats.weights import is_gguf_model
 from rootlet.frontend.tokenizer_gguf import build_from_gguf
 
+NFC_SHRINK = 4  # the longest canonical decomposition of one character (U+1F82 and its like)
 _BYTE_PIECE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -59,6 +62,21 @@ class Tokenizer:
         self.eos_token_id = eos_token_id
         self.add_bos = bool(self._prefix) if self._own_specials else bos_token_id is not None and backend.encode("").ids[:1] == [bos_token_id]
         self.left_context_dependent = _strips_first_space(decoder)
+        self._max_token_bytes = self._widest_token()
+
+    def min_tokens(self, text: str) -> int:
+        """A number of tokens that `text` has at the least, from its length alone: 0 where this tokenizer may drop text. O(characters), 1 ns each."""
+        return len(text) // self._max_token_bytes if self._max_token_bytes else 0
+
+    def _widest_token(self) -> int:
+        """Characters of a text that one token can stand for at the most; 0 = no bound is known, since text may be dropped or merged into one unknown
+        token. A token of k characters or bytes stands for k characters at the most."""
+        vocab = self._backend.get_vocab(with_added_tokens=False)
+        bytes_covered = vocab.keys() >= _ALPHABET.keys() if self._byte_level else getattr(self._backend.model, "byte_fallback", False)
+        drops = any(token.lstrip or token.rstrip for token in self._added.values()) or _may_drop(_state(self._backend.pre_tokenizer))
+        if drops or not bytes_covered:
+            return 0
+        return _shrink(_state(self._backend.normalizer)) * max(map(len, [*vocab, *(token.content for token in self._added.values())]), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, with BOS (and EOS) as the model wants if `add_special_tokens`. Raises: InvalidValue for lone surrogates."""
@@ -132,15 +150,28 @@ def _from_folder(folder: Path) -> Tokenizer:
         raise BadModelFile(f"{folder.name}: no tokenizer.json; a tokenizer.model alone is not read: save the tokenizer in its fast form.")
     if "model" not in read_json(file):
         raise BadModelFile("tokenizer.json: no model in it; expected a file of the tokenizers library.")
-    backend = tokenizers.Tokenizer.from_file(str(file))
-    backend.no_truncation()
-    backend.no_padding()
+    with _blaming(file):
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode("a")  # some damage shows only here
     settings = read_optional_json(folder, "tokenizer_config.json")
     config = read_optional_json(folder, "config.json")
     vocab_size = config.get("vocab_size")
     ids = {key: _special_id(backend, settings, config, key) for key in ("bos", "eos")}
     # The post-processor in tokenizer.json decides about BOS, as in transformers 5: add_bos_token of tokenizer_config is not consulted there.
     return Tokenizer(backend, vocab_size=vocab_size if isinstance(vocab_size, int) else 0, bos_token_id=ids["bos"], eos_token_id=ids["eos"])
+
+
+@contextmanager
+def _blaming(file: Path) -> Iterator[None]:
+    """The library names every kind of damage by an exception of no class of its own (or by a panic): those, and only those, become BadModelFile."""
+    try:
+        yield
+    finally:
+        kind, error, _ = sys.exc_info()
+        if error is not None and (kind is Exception or type(error).__name__ == "PanicException"):
+            raise BadModelFile(f"{file.name}: the tokenizers library cannot read it ({str(error)[:300]}).") from error
 
 
 def _special_id(backend: tokenizers.Tokenizer, settings: dict[str, Any], config: dict[str, Any], key: str) -> int | None:
@@ -167,6 +198,23 @@ def _state(component: Any) -> dict[str, Any]:
         return {}
     found = orjson.loads(component.__getstate__())
     return found if isinstance(found, dict) else {}
+
+
+def _may_drop(pre_tokenizer: dict[str, Any]) -> bool:
+    """Whether splitting may lose characters; unknown kinds may."""
+    steps = pre_tokenizer.get("pretokenizers", []) if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer] if pre_tokenizer else []
+    kept = {"ByteLevel", "Digits", "Split", "Metaspace", "Punctuation"}
+    return any(step.get("type") not in kept or step.get("behavior") == "Removed" for step in steps)
+
+
+def _shrink(normalizer: dict[str, Any]) -> int:
+    """How many characters of input may become one of the normalizer's output; 0 for one that may drop text."""
+    steps = normalizer.get("normalizers", []) if normalizer.get("type") == "Sequence" else [normalizer] if normalizer else []
+    kinds = {str(step.get("type")) for step in steps}
+    blank = all(step.get("pattern") == {"String": " "} and step.get("content") == "▁" for step in steps if step.get("type") == "Replace")
+    if kinds - {"NFC", "Prepend", "Replace"} or not blank:
+        return 0
+    return NFC_SHRINK if "NFC" in kinds else 1
 
 
 def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:

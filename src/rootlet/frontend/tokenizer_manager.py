@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from rootlet.config.schema import RuntimeConfig
@@ -20,7 +21,7 @@ from rootlet.core.errors import Unavailable
 from rootlet.core.ids import IdSource, RandomIds
 from rootlet.core.log import logger
 from rootlet.core.types import Finish, FinishKind
-from rootlet.frontend.admission import check_prompt, check_request, left_neighbour, refusal_of, wire_requests
+from rootlet.frontend.admission import check_prompt, check_request, check_text, left_neighbour, refusal_of, wire_requests
 from rootlet.frontend.detokenize import TokenBytes
 from rootlet.frontend.detokenizer_manager import DetokenizerManager
 from rootlet.frontend.pending_calls import PendingCalls
@@ -56,6 +57,7 @@ _log = logger("frontend")
 
 class TextTokenizer(TokenBytes, Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]: ...
+    def min_tokens(self, text: str) -> int: ...
 
 
 class TokenizerManager:
@@ -192,7 +194,9 @@ class TokenizerManager:
             self._send(AbortReq(choice.wire_rid, reason=reason))
 
     async def _dispatch(self, state: ReqState, req: GenerateReq) -> None:
-        input_ids = req.input_ids if req.input_ids is not None else await self._tokenize(req.prompt or "", req.add_special_tokens)
+        if req.input_ids is None:
+            check_text(req.param, req.prompt or "", self.tokenizer, self._check_open())
+        input_ids = req.input_ids if req.input_ids is not None else await _tokenize(self.tokenizer, req, self._threads)
         ready = self._check_open()  # tokenizing may have taken a while
         check_prompt(req, input_ids, ready)
         if state.abort_reason is not None:
@@ -205,12 +209,6 @@ class TokenizerManager:
         for choice, message in zip(state.choices, messages, strict=True):
             choice.prompt_len = len(input_ids)
             self._send(message)
-
-    async def _tokenize(self, text: str, add_special_tokens: bool) -> Sequence[int]:
-        encode: Callable[[], Sequence[int]] = lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)  # noqa: E731
-        if len(text) <= INLINE_CHARS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
 
     def _leave(self, state: ReqState) -> None:
         """The reader is done or gone. What the scheduler still runs is aborted now; its echo removes the state."""
@@ -283,6 +281,15 @@ class TokenizerManager:
         answer = await self._calls.call(lambda req_id: self._send(GetStateReq(req_id, what, args)), CALL_GRACE_S)
         assert isinstance(answer, GetStateReqOutput)
         return answer.state
+
+
+async def _tokenize(tokenizer: TextTokenizer, req: GenerateReq, threads: ThreadPoolExecutor) -> Sequence[int]:
+    """Ids of the prompt's text; a long one is tokenized in `threads`, so that the loop goes on."""
+    text = req.prompt or ""
+    encode = partial(tokenizer.encode, text, add_special_tokens=req.add_special_tokens)
+    if len(text) <= INLINE_CHARS:
+        return encode()
+    return await asyncio.get_running_loop().run_in_executor(threads, encode)
 
 
 def _request_line(rid: str, choice: ChoiceState) -> dict[str, object]:

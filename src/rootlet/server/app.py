@@ -1,6 +1,7 @@
 """Builds the ASGI application: routes, error handlers, the one middleware. Holds no request state and starts nothing.
 
-FastAPI does routing and the OpenAPI document; every handler reads its body itself (`body.py`) and answers with ready bytes.
+FastAPI does routing and the OpenAPI document (its HTML pages are off: they load scripts from other hosts); every handler reads its body itself
+(`body.py`) and answers with ready bytes.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def build_app(manager: Manager, config: RuntimeConfig, *, clock: Clock | None = 
     meters = Instruments()
     context = ServerContext(manager=manager, config=config, meters=meters, clock=clock)
     context.created = context.now_unix()
-    app = FastAPI(title="Rootlet", version=version("rootlet"), redirect_slashes=False, redoc_url=None)
+    app = FastAPI(title="Rootlet", version=version("rootlet"), redirect_slashes=False, docs_url=None, redoc_url=None)
     for path, methods, handler in ROUTES:
         for method in methods:
             _add_route(app, context, path, method, handler)

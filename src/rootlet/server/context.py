@@ -18,7 +18,8 @@ from starlette.requests import Request
 
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock
-from rootlet.core.errors import ContextOverflow, NotFound, PoolOverflow, Unavailable
+from rootlet.core.errors import NotFound, Unavailable
+from rootlet.frontend.admission import check_prompt_len, check_text
 from rootlet.metrics.instruments import Instruments
 from rootlet.server.body import read_json
 from rootlet.server.door import Manager
@@ -85,11 +86,13 @@ class ServerContext:
 
     def check_prompt_len(self, param: str, prompt_len: int) -> None:
         """The engine's own rule, applied to every prompt of a batch before one starts. Raises `ContextOverflow`, `PoolOverflow`."""
-        ready = self.manager.ready_info
-        if ready is not None and prompt_len >= ready.max_context_len:
-            raise ContextOverflow(param, prompt_len=prompt_len, ctx_len=ready.max_context_len)
-        if ready is not None and prompt_len > ready.max_prompt_len:
-            raise PoolOverflow(param, prompt_len=prompt_len, pool_len=ready.max_prompt_len)
+        if self.manager.ready_info is not None:
+            check_prompt_len(param, prompt_len, self.manager.ready_info)
+
+    def check_text(self, param: str, text: str) -> None:
+        """Refuses at once what is too long however it is tokenized. Raises `ContextOverflow`, `PoolOverflow`."""
+        if self.manager.ready_info is not None:
+            check_text(param, text, self.manager.tokenizer, self.manager.ready_info)
 
     @property
     def system_fingerprint(self) -> str:

@@ -58,6 +58,7 @@ async def parse_chat(fields: Fields, context: ServerContext) -> ChatRequest:
     add_special_tokens = fields.boolean("add_special_tokens")
     ids: tuple[int, ...] | None = None
     if common.return_token_ids:
+        context.check_text("messages", prompt)
         ids = tuple(await offload(len(prompt), lambda: context.manager.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)))
     arguments = common.request(sampling=sampling, logprobs=logprob_spec(top_n, prompt=False, common=common), param="messages")
     req = generate_req(ids if ids else prompt, arguments, add_special_tokens=add_special_tokens)

@@ -68,6 +68,7 @@ async def check_prompts(prompts: list[Prompt], context: ServerContext, *, add_sp
         ids = prompt.ids
         if ids is None and (tokenize or not prompt.text):
             text = prompt.text or ""
+            context.check_text(prompt.param, text)
             encode = partial(context.manager.tokenizer.encode, text, add_special_tokens=add_special_tokens)
             ids = tuple(await offload(len(text), encode))
         if ids is not None:
