@@ -5,10 +5,11 @@ Refuses a file that lacks a tensor or has one of another shape, so that nothing 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-from rootlet.config.model import ModelConfig
+from rootlet.config.model import ModelConfig, RopeConfig
 from rootlet.config.model_load_gguf import config_from_gguf
 from rootlet.config.model_load_hf import config_from_hf
 from rootlet.config.model_tensors import expected_tensors
@@ -17,6 +18,7 @@ from rootlet.formats.gguf_split import open_pieces
 from rootlet.formats.hf import read_optional_json
 from rootlet.formats.weights import check_tensors, is_gguf_model, open_weights
 
+MAX_POSITIONS = 2**31 - 1
 _HF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GGUF_SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -37,16 +39,46 @@ def load_model_config(path: Path) -> ModelConfig:
 
     Raises: BadModelFile naming file, key or tensor, what was expected and what is served. Cost: headers only (10 ms at 49k tokens).
     """
-    if is_gguf_model(path):
-        config = config_from_gguf(path)
-    else:
-        if not (model_folder(path) / "config.json").is_file():
-            raise BadModelFile(f"{path.name}: no config.json beside the weights; expected a Hugging Face model folder or a GGUF file.")
-        config = config_from_hf(model_folder(path))
+    if not is_gguf_model(path) and not (model_folder(path) / "config.json").is_file():
+        raise BadModelFile(f"{path.name}: no config.json beside the weights; expected a Hugging Face model folder or a GGUF file.")
+    try:
+        config = config_from_gguf(path) if is_gguf_model(path) else config_from_hf(model_folder(path))
+    except (TypeError, ValueError, OverflowError, ArithmeticError) as error:  # a text where a number belongs, a list, an infinity
+        raise BadModelFile(f"{path.name}: a value of the model's description has the wrong type or size ({error}).") from error
+    _check_sizes(config, path.name)
     weights = open_weights(path)
     check_tensors(weights, expected_tensors(config))
     weights.close()
     return config
+
+
+def _check_sizes(config: ModelConfig, label: str) -> None:
+    """What no tensor's shape contradicts, but what would take memory or divide by zero. Raises: BadModelFile."""
+    rope = config.rope
+    checks = {
+        f"context length {config.max_context_len}": 1 <= config.max_context_len <= MAX_POSITIONS,
+        f"head size {config.head_dim}": config.head_dim >= 1,
+        f"{rope.rotary_dim} rotary dimensions of a head of {config.head_dim}": 2 <= rope.rotary_dim <= config.head_dim and rope.rotary_dim % 2 == 0,
+        f"{config.num_heads} heads over {config.num_kv_heads} KV heads": config.num_kv_heads >= 1 and config.num_heads % config.num_kv_heads == 0,
+        f"rope base {rope.theta}": math.isfinite(rope.theta) and rope.theta > 0.0,
+        f"rope factor {rope.factor}": math.isfinite(rope.factor) and rope.factor > 0.0,
+        f"rope of kind {rope.kind} over {rope.original_max_len} positions": _rope_holds(rope),
+        "rope factors": all(math.isfinite(x) and x > 0.0 for x in rope.factors),
+        f"norm epsilon {config.rms_eps}": math.isfinite(config.rms_eps) and config.rms_eps >= 0.0,
+        "end token ids": all(0 <= token_id < 2**31 for token_id in config.eos_token_ids),
+    }
+    for what, holds in checks.items():
+        if not holds:
+            raise BadModelFile(f"{label}: {what} cannot be; the file is damaged or not a model of this kind.")
+
+
+def _rope_holds(rope: RopeConfig) -> bool:
+    """Whether the formulas of llama3 and yarn have no division by zero and no logarithm of nothing."""
+    if rope.kind == "llama3":
+        return rope.original_max_len > 0 and rope.high_freq_factor != rope.low_freq_factor
+    if rope.kind == "yarn":
+        return rope.original_max_len > 0 and rope.theta > 1.0 and rope.beta_fast > 0.0 and rope.beta_slow > 0.0
+    return True
 
 
 def load_sampling_defaults(path: Path) -> dict[str, float | int]:

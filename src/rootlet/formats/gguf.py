@@ -57,7 +57,7 @@ class GGUFFile:
         self.tensors: dict[str, GGUFTensorInfo] = {}
         try:
             self._parse()
-        except struct.error as error:
+        except (struct.error, OverflowError) as error:  # a length beyond the file, or beyond any file
             raise BadModelFile(f"{path.name}: the file ends inside its header ({len(self._buffer)} bytes); it is truncated.") from error
         except UnicodeDecodeError as error:
             raise BadModelFile(f"{path.name}: a key or tensor name is not UTF-8; the file is damaged.") from error

@@ -19,6 +19,8 @@ from rootlet.config.model import RopeConfig
 from rootlet.core.errors import BadModelFile
 from rootlet.kernels import ops
 
+TABLE_ROWS = 1 << 15
+
 
 def _base_frequencies(rope: RopeConfig) -> Tensor:
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float64) / rope.rotary_dim
@@ -67,8 +69,13 @@ def _magnitude(rope: RopeConfig) -> float:
 
 def cos_sin_table(rope: RopeConfig, max_len: int) -> Tensor:
     """float32 [max_len, rotary_dim]: cosines of the rotary_dim/2 frequencies, then sines. Raises `BadModelFile` on an unknown kind."""
-    angles = torch.outer(torch.arange(max_len, dtype=torch.float64), _frequencies(rope))
-    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * _magnitude(rope)).to(torch.float32)
+    freqs, magnitude = _frequencies(rope), _magnitude(rope)
+    table = torch.empty(max_len, 2 * len(freqs), dtype=torch.float32)
+    for start in range(0, max_len, TABLE_ROWS):  # float64 for a block of positions only: a long context has gigabytes of them
+        rows = table[start : start + TABLE_ROWS]
+        angles = torch.outer(torch.arange(start, start + len(rows), dtype=torch.float64), freqs)
+        rows.copy_(torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude)
+    return table
 
 
 class RotaryEmbedding:

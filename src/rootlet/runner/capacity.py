@@ -62,6 +62,19 @@ def context_len(config: RuntimeConfig, model: ModelConfig) -> int:
     return model.max_context_len if wanted is None else wanted
 
 
+def check_position_tables(ctx_len: int, model: ModelConfig, *, available: int) -> None:
+    """The table of positions is made with the model, before the KV sum is known: a context of absurd length must not take the machine's memory.
+
+    Raises `BadConfig`.
+    """
+    table = 4 * ctx_len * model.rope.rotary_dim
+    if table > available * STEP_SHARE:
+        raise BadConfig(
+            f"the model claims {ctx_len} positions, whose table alone takes {_gib(table)} of {_gib(available)} available; set --ctx-len to what is "
+            "needed"
+        )
+
+
 def token_workspace_bytes(model: ModelConfig) -> int:
     """Activations of one token: the widest buffers of one layer; layers reuse them."""
     heads = model.num_heads + 2 * model.num_kv_heads

@@ -29,7 +29,7 @@ from rootlet.kv.pool import TokenToKVPool
 from rootlet.loader.weight_source import FileWeights
 from rootlet.models.causal_lm import CausalLM
 from rootlet.models.registry import build_model
-from rootlet.runner.capacity import MemorySum, available_bytes, context_len, plan_memory
+from rootlet.runner.capacity import MemorySum, available_bytes, check_position_tables, context_len, plan_memory
 from rootlet.runner.model_runner import ModelRunner
 from rootlet.runner.warmup import warm_up
 from rootlet.sampling.sampler import Sampler
@@ -121,6 +121,7 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
     choice.set_threads(threads)
     ops.bind(choice.table)
     available = available_bytes()
+    check_position_tables(context_len(config, model_config), model_config, available=available)
     model, source = _load_model(config, model_config, path, choice=choice, report=report)
     kv_dtype = _kv_dtype(config, source)
     memory = plan_memory(config, model_config, available=available, weights=source.num_bytes, token_bytes=kv_bytes_per_token(model_config, kv_dtype))
