@@ -33,10 +33,7 @@ def replies(sampling: dict[str, Any], *, alone: bool = False, twice: bool = Fals
     """Token ids and their raw log-probabilities (top 2 too) of every prompt; `twice`: of the second time, when all is cached."""
     with Engine(PATH, log_level="warning", log_requests=False, **{"threads": 2, "max_total_tokens": 16384, "max_prefill": 1024} | knobs) as engine:
         for _ in range(2 if twice else 1):
-            if alone:
-                results = [engine.generate(p, sampling, logprobs=2) for p in PROMPTS]
-            else:
-                results = engine.generate(PROMPTS, sampling, logprobs=2)
+            results = [engine.generate(p, sampling, logprobs=2) for p in PROMPTS] if alone else engine.generate(PROMPTS, sampling, logprobs=2)
         state = engine.state("metrics")
     if "retract_every" in knobs:
         assert state["counters"]["retractions"] > 0

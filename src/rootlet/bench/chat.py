@@ -57,7 +57,7 @@ class TrieOracle:
 
 async def _tokenize(client: Any, messages: list[dict[str, str]]) -> list[int]:
     body = {"messages": messages, "add_generation_prompt": True}
-    return list((await client.post("/tokenize", cast_to=dict, body=body))["tokens"])
+    return list((await client.post(str(client.base_url.join("/tokenize")), cast_to=dict, body=body))["tokens"])
 
 
 async def _turn(client: Any, oracle: TrieOracle, messages: list[dict[str, str]], turn: int, max_tokens: int) -> Reply:
