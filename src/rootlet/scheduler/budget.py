@@ -106,7 +106,7 @@ class NewTokenRatio:
 def reserved_pages(req: Req, ratio: float, page_size: int) -> int:
     """Pages that a request which already holds KV is expected to take in addition."""
     left = min(max(req.left_new, 0), CLIP_NEW_LEN)
-    expected = left if req.spec.params.ignore_eos else int(left * ratio)
+    expected = int(left * ratio)
     if expected == 0:
         return 0
     return pages_to_finish(req.num_tokens + req.pending, expected, page_size) - ceil_pages(req.kv.kv_allocated_len, page_size)

@@ -88,13 +88,13 @@ def test_new_token_ratio_falls_rises_and_resets() -> None:
     assert NewTokenRatio(10.0).value == 1.0
 
 
-def test_reserved_pages_scale_with_the_ratio_but_not_for_ignore_eos() -> None:
+def test_reserved_pages_scale_with_the_ratio() -> None:
     running = req("a", prompt=8, max_new=40)
     running.kv.kv_allocated_len = 8
     assert reserved_pages(running, 0.5, 4) == 5
-    stubborn = req("b", prompt=8, max_new=40, ignore_eos=True)
+    stubborn = req("b", prompt=8, max_new=40, ignore_eos=True)  # ends by length for certain, but not all running ones end at the same moment
     stubborn.kv.kv_allocated_len = 8
-    assert reserved_pages(stubborn, 0.5, 4) == 10
+    assert reserved_pages(stubborn, 0.5, 4) == 5
     huge = req("c", prompt=8, max_new=100_000, ignore_eos=True)
     huge.kv.kv_allocated_len = 8
     assert reserved_pages(huge, 1.0, 4) == 1024
