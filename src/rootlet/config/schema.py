@@ -77,6 +77,7 @@ class ServerArgs:
     drain_timeout: float = knob(30.0, "seconds that SIGTERM waits for running requests", low=0.0, unit="s")
     keep_alive: int = knob(75, "seconds an idle connection is kept", low=1, unit="s")
     sse_keepalive: float = knob(15.0, "seconds of silence after which a stream gets a comment; 0 = never", low=0.0, unit="s")
+    stall_timeout: float = knob(120.0, "seconds after which a stream is dropped whose client reads nothing of it; 0 = never", low=0.0, unit="s")
     sampling_defaults: str = knob("model", "where absent sampling parameters come from", choices=("model", "openai"))
     log_level: str = knob("info", "what is logged", choices=("debug", "info", "warning", "error"))
     log_requests: bool = knob(True, "a line for each finished request")

@@ -9,12 +9,32 @@ from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rootlet.config.schema import ServerArgs
 from rootlet.engine.listen import BACKLOG
 
+ABORT_EXTENSION = "rootlet.abort"
+
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
+
+
+MALFORMED = b'{"error":{"message":"the request is not valid HTTP","type":"invalid_request_error","param":null,"code":"invalid_http","status":400}}'
+
+
+class _Protocol(HttpToolsProtocol):
+    """Two things that ASGI has no words for: the answer to bytes that are no HTTP, and the end of a connection whose peer reads nothing."""
+
+    def send_400_response(self, msg: str) -> None:
+        """The one error shape, before the bytes ever become a request."""
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(MALFORMED)
+        self.transport.write(head + MALFORMED)
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT_EXTENSION: self.transport.abort}  # type: ignore[dict-item]
 
 
 class HttpServer(uvicorn.Server):
@@ -24,7 +44,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 cast("ASGI3Application", app),
-                http="httptools",
+                http=_Protocol,
                 ws="none",
                 log_config=None,
                 access_log=False,

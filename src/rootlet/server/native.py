@@ -48,7 +48,9 @@ async def generate(context: ServerContext, request: Request) -> Response:
     native = await parse_native(await context.read_fields(request), context)
     if native.common.stream:
         frames = native_frames(context, native)
-        return await open_stream(request, frames, keepalive_s=native.common.keepalive_s, clock=context.clock)
+        return await open_stream(
+            request, frames, keepalive_s=native.common.keepalive_s, stall_s=context.config.server.stall_timeout, clock=context.clock
+        )
     groups = await until_gone(request, collect(context, native.reqs))
     tokenizer = context.manager.tokenizer
     items = [

@@ -1,13 +1,14 @@
 """Server-sent events as clients really read them: one JSON a line, LF only, a blank line after each, no `event:` or `id:` lines.
 
 The first frame is pulled before any header is sent, so that what fails early has a real HTTP status. A comment keeps proxies awake, only after
-`keepalive_s` of silence (a prefill that long opens the stream). A client that leaves, or that reads nothing for `STALL_S`, ends the generator at
-once and so gives back its pages.
+`keepalive_s` of silence (a prefill that long opens the stream). A client that leaves, or that reads nothing for `stall_s`, ends the generator at
+once and so gives back its pages; the connection of the latter is cut, since a polite close would wait for it to read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -23,7 +24,7 @@ from rootlet.server.errors import error_bytes
 from rootlet.server.events import wait_gone
 
 DONE = b"data: [DONE]\n\n"
-STALL_S = 120.0
+ABORT = "rootlet.abort"  # ASGI extension of our own HTTP server: cuts the connection
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -31,7 +32,7 @@ def frame(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
-async def open_stream(request: Request, frames: AsyncGenerator[bytes, None], *, keepalive_s: float, clock: Clock) -> Response:
+async def open_stream(request: Request, frames: AsyncGenerator[bytes, None], *, keepalive_s: float, stall_s: float, clock: Clock) -> Response:
     """A streaming response, once the first frame is there, or after `keepalive_s` without one. Owns `frames`.
 
     Raises what `frames` raises within that time, so that it becomes a status; `ClientGone`.
@@ -47,7 +48,7 @@ async def open_stream(request: Request, frames: AsyncGenerator[bytes, None], *, 
         elif gone.done():
             raise ClientGone
         is_open = True
-        return EventStream(first, frames, keepalive_s=keepalive_s, clock=clock)
+        return EventStream(first, frames, keepalive_s=keepalive_s, stall_s=stall_s, clock=clock)
     finally:
         gone.cancel()
         if not is_open:
@@ -65,13 +66,17 @@ async def _first(frames: AsyncGenerator[bytes, None]) -> bytes:
 class EventStream(Response):
     """Sends `first`, the rest of `frames`, and `[DONE]`. Two tasks: one pumps, one watches the client and the silence."""
 
-    def __init__(self, first: asyncio.Future[bytes], frames: AsyncGenerator[bytes, None], *, keepalive_s: float, clock: Clock) -> None:
+    def __init__(
+        self, first: asyncio.Future[bytes], frames: AsyncGenerator[bytes, None], *, keepalive_s: float, stall_s: float, clock: Clock
+    ) -> None:
+        """`keepalive_s`, `stall_s`: 0 = never."""
         self.status_code = 200
         self.background = None
         self.init_headers(_HEADERS)
         self._first = first
         self._frames = frames
         self._keepalive_s = keepalive_s
+        self._stall_s = stall_s or math.inf
         self._clock = clock
         self._last_s = clock.now()
         self._sending = False
@@ -87,11 +92,16 @@ class EventStream(Response):
             await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
             if pump.done():
                 pump.result()
+            elif self._is_stalled():
+                scope.get("extensions", {}).get(ABORT, _leave_open)()
         finally:
             for task in (pump, watch, self._first):
                 task.cancel()
             await asyncio.gather(pump, watch, self._first, return_exceptions=True)
             await self._frames.aclose()
+
+    def _is_stalled(self) -> bool:
+        return self._sending and self._clock.now() - self._last_s >= self._stall_s
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
         self._sending = True
@@ -113,15 +123,19 @@ class EventStream(Response):
     async def _watch(self, receive: Receive, send: Send) -> None:
         """Returns when the stream is to be given up."""
         gone = asyncio.ensure_future(wait_gone(receive))
-        period_s = self._keepalive_s or STALL_S
+        period_s = min(self._keepalive_s or math.inf, self._stall_s)
         try:
             while not gone.done():
                 silent_s = self._clock.now() - self._last_s
-                await asyncio.wait({gone}, timeout=max(period_s - silent_s, period_s / 4))
+                await asyncio.wait({gone}, timeout=None if math.isinf(period_s) else max(period_s - silent_s, period_s / 4))
                 silent_s = self._clock.now() - self._last_s
-                if gone.done() or (self._sending and silent_s >= STALL_S):
+                if gone.done() or self._is_stalled():
                     return
                 if self._keepalive_s and not self._sending and silent_s >= self._keepalive_s:
                     await self._send(send, b": keep-alive\n\n")
         finally:
             gone.cancel()
+
+
+def _leave_open() -> None:
+    """Under another HTTP server the connection is its own business."""

@@ -114,7 +114,7 @@ def test_silence_is_broken_by_a_comment_only_after_the_keepalive_time() -> None:
         gate = asyncio.Event()
         wire = Wire("/", {})
         await wire.receive()
-        stream = EventStream(ready(b"data: 1\n\n"), _frames(gate, b"data: 2\n\n"), keepalive_s=0.01, clock=SystemClock())
+        stream = EventStream(ready(b"data: 1\n\n"), _frames(gate, b"data: 2\n\n"), keepalive_s=0.01, stall_s=0.0, clock=SystemClock())
         task = asyncio.create_task(stream({}, wire.receive, wire.send))
         while ": keep-alive" not in wire.text:
             wire.arrived.clear()
@@ -134,7 +134,9 @@ def test_zero_keepalive_never_sends_a_comment_and_errors_come_before_done() -> N
         gate.set()
         wire = Wire("/", {})
         await wire.receive()
-        await EventStream(ready(b"data: 1\n\n"), _frames(gate, fail=True), keepalive_s=0.0, clock=VirtualClock())({}, wire.receive, wire.send)
+        await EventStream(ready(b"data: 1\n\n"), _frames(gate, fail=True), keepalive_s=0.0, stall_s=0.0, clock=VirtualClock())(
+            {}, wire.receive, wire.send
+        )
         first, second, done, end = wire.text.split("\n\n")
         assert (first, done, end) == ("data: 1", "data: [DONE]", "")
         assert orjson.loads(second[6:])["error"]["message"] == "broken inside"
@@ -142,11 +144,10 @@ def test_zero_keepalive_never_sends_a_comment_and_errors_come_before_done() -> N
     asyncio.run(go())
 
 
-def test_row_36_a_reader_that_takes_nothing_is_dropped_and_its_generator_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "STALL_S", 0.02)
-
+def test_row_36_a_reader_that_takes_nothing_is_dropped_and_its_generator_closed() -> None:
     async def go() -> None:
         closed = asyncio.Event()
+        cut: list[bool] = []
 
         async def frames() -> AsyncGenerator[bytes, None]:
             try:
@@ -163,8 +164,10 @@ def test_row_36_a_reader_that_takes_nothing_is_dropped_and_its_generator_closed(
         first = await anext(source)
         wire = Wire("/", {})
         await wire.receive()
-        await EventStream(ready(first), source, keepalive_s=0.0, clock=SystemClock())({}, wire.receive, never)
+        scope = {"extensions": {sse.ABORT: lambda: cut.append(True)}}
+        await EventStream(ready(first), source, keepalive_s=0.0, stall_s=0.02, clock=SystemClock())(scope, wire.receive, never)
         assert closed.is_set()
+        assert cut == [True]
 
     asyncio.run(go())
 

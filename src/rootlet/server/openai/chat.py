@@ -43,7 +43,9 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
     chat = await parse_chat(fields, context)
     if chat.common.stream:
         frames = chat_frames(context, chat)
-        return await open_stream(request, frames, keepalive_s=chat.common.keepalive_s, clock=context.clock)
+        return await open_stream(
+            request, frames, keepalive_s=chat.common.keepalive_s, stall_s=context.config.server.stall_timeout, clock=context.clock
+        )
     answers = await until_gone(request, collect(context, [chat.req]))
     return Response(orjson.dumps(chat_reply(context, chat, answers[0])), media_type="application/json")
 

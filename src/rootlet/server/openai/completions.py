@@ -65,7 +65,9 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
     completion = await parse_completion(await context.read_fields(request), context)
     if completion.common.stream:
         frames = completion_frames(context, completion)
-        return await open_stream(request, frames, keepalive_s=completion.common.keepalive_s, clock=context.clock)
+        return await open_stream(
+            request, frames, keepalive_s=completion.common.keepalive_s, stall_s=context.config.server.stall_timeout, clock=context.clock
+        )
     answers = await until_gone(request, collect(context, completion.reqs))
     return Response(orjson.dumps(completion_reply(context, completion, answers)), media_type="application/json")
 
