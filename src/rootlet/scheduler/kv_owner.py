@@ -66,7 +66,8 @@ class KvOwner:
         assert row is not None, "admission counted rows wrongly"
         kv, prefix_pages = req.kv, locked.prefix_len // self.page_size
         kv.row, kv.lock, kv.last_node = row, locked.lock, locked.match.last_device_node
-        kv.cache_protected_len = kv.cache_inserted_len = kv.kv_committed_len = kv.kv_allocated_len = locked.prefix_len
+        # cache_inserted_len stays 0: the first insert counts this request's use of the matched nodes too (lfu, slru).
+        kv.cache_protected_len = kv.kv_committed_len = kv.kv_allocated_len = locked.prefix_len
         if prefix_pages:
             self.req_to_token.write(row, 0, locked.match.pages)
         self._take(kv, ceil_pages(req.num_tokens, self.page_size) - prefix_pages)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fixtures.script import VOCAB, LogprobSpec, Script, generate, pack, prompt_of
-from rootlet.config.schema import SchedulerArgs
+from rootlet.cache.types import RadixKey
+from rootlet.config.schema import CacheArgs, SchedulerArgs
 from rootlet.core.errors import BadConfig
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.step import Capacity
@@ -317,3 +318,15 @@ def test_a_stop_id_counts_only_beyond_min_new_tokens() -> None:
     assert check_finish(made, 6) is None
     made.append(6)
     assert check_finish(made, 6) == Finish(FinishKind.STOP, matched=6)
+
+
+def test_a_cache_hit_counts_as_a_use_of_the_prefix_under_lfu() -> None:
+    """Asked three times, then an unrelated prompt asked once: the latter is newer and goes first."""
+    script = Script(page_size=4, num_pages=16, cache=CacheArgs(evict="lfu"))
+    hot, cold = list(range(10, 27)), list(range(30, 47))
+    for k in range(3):
+        script.run(generate(f"hot{k}", hot, 1))
+    script.run(generate("cold", cold, 1))
+    kv = script.scheduler.state.kv
+    assert kv.cache.ensure_pages(kv.allocator.num_free + 4)
+    assert [kv.cache.probe(RadixKey(Namespace(), pack(ids))) for ids in (hot, cold)] == [16, 0]
