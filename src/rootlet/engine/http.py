@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from rootlet.config.schema import ServerArgs
 from rootlet.engine.listen import BACKLOG
@@ -17,14 +17,29 @@ from rootlet.engine.listen import BACKLOG
 ABORT_EXTENSION = "rootlet.abort"
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
+    from uvicorn._types import ASGI3Application, ASGISendEvent
 
 
 MALFORMED = b'{"error":{"message":"the request is not valid HTTP","type":"invalid_request_error","param":null,"code":"invalid_http","status":400}}'
 
 
+class _Http10Cycle(RequestResponseCycle):
+    """HTTP/1.0 knows no chunks (uvicorn sends them anyway): a body of unknown length ends with the connection."""
+
+    _open_ended = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            self._open_ended = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            self.chunked_encoding = False if self._open_ended else None
+        elif message["type"] == "http.response.body" and self._open_ended:
+            self.expected_content_length = len(message.get("body", b"")) + bool(message.get("more_body", False))
+        await super().send(message)
+
+
 class _Protocol(HttpToolsProtocol):
-    """Two things that ASGI has no words for: the answer to bytes that are no HTTP, and the end of a connection whose peer reads nothing."""
+    """Three things that ASGI has no words for: the answer to bytes that are no HTTP, the end of a connection whose peer reads nothing, and
+    the way a reply ends for an old client."""
 
     def send_400_response(self, msg: str) -> None:
         """The one error shape, before the bytes ever become a request."""
@@ -35,6 +50,11 @@ class _Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT_EXTENSION: self.transport.abort}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0" and self.cycle is not None:
+            self.cycle.__class__ = _Http10Cycle
 
 
 class HttpServer(uvicorn.Server):
