@@ -154,6 +154,11 @@ def _first(bench: CacheBench) -> object:
     return next(bench.cache.core.nodes())
 
 
+def _last(bench: CacheBench) -> object:
+    """A node below a node."""
+    return [node for node in bench.cache.core.nodes() if node.start > 0][-1]
+
+
 DAMAGE: dict[str, Callable[[CacheBench], object]] = {
     "C1: .1 pages .deficit: leak": lambda b: b.cache.allocator.alloc(1),
     "C1: .1 pages .excess": lambda b: setattr(b.live[0].kv, "kv_allocated_len", 7),
@@ -161,10 +166,11 @@ DAMAGE: dict[str, Callable[[CacheBench], object]] = {
     "C5": lambda b: b.rows.alloc_row(),
     "C7: pages": lambda b: b.rows.write(b.live[0].kv.row, 2, b.rows.pages(b.live[0].kv.row, 0, 1)),
     "S1: .* is not the child": lambda b: setattr(_first(b), "key", b"y" * len(_first(b).key)),
-    "S1: 2 nodes": lambda b: setattr(b.cache.core, "num_nodes", 5),
+    "S1: 4 nodes": lambda b: setattr(b.cache.core, "num_nodes", 5),
     "S2": lambda b: setattr(_first(b), "start", 1),
     "S3": lambda b: setattr(_first(b), "full_pages", _first(b).full_pages[:1]),
     "S4": lambda b: setattr(_first(b), "full_pages", None),
+    "S5: priority": lambda b: setattr(_last(b), "priority", 9),
     "S7: the empty root": lambda b: b.cache.core._open_root(b.key(b.seq([1], Namespace("new")))),
     "S7: .* claims a namespace": lambda b: setattr(_first(b), "namespace", Namespace()),
     "L1": lambda b: setattr(b.live[0].kv.lock, "released", True),
@@ -184,11 +190,20 @@ DAMAGE: dict[str, Callable[[CacheBench], object]] = {
 def test_check_names_the_law_that_was_broken(law: str) -> None:
     bench = CacheBench(page_size=2)
     bench.serve([8, 8, 8, 8])
+    bench.finish(bench.run([7, 7, 7, 7]), prompt_len=2)
     bench.unfinished(bench.run([1, 2, 3, 4, 5]))
     bench.check()
     DAMAGE[law](bench)
     with pytest.raises(AssertionError, match="^" + law):
         bench.cache.check([seq.kv for seq in bench.live], locks=bench.locks)
+
+
+def test_e4_pages_that_count_as_evictable_without_a_candidate() -> None:
+    bench = CacheBench(page_size=2)
+    bench.serve([1, 2, 3, 4])
+    bench.cache.full._candidates._entries.clear()
+    with pytest.raises(AssertionError, match=r"^E4"):
+        bench.cache.ensure_pages(bench.cache.available_pages)
 
 
 def test_check_l5_sees_a_lock_that_nobody_holds() -> None:
