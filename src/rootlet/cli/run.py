@@ -13,7 +13,7 @@ from rootlet.core.errors import InvalidValue
 
 @with_knobs
 def run(
-    model: Annotated[str | None, cyclopts.Parameter(help="as for serve; - or nothing = the default model")] = None,
+    model: Annotated[str | None, cyclopts.Parameter(help="as for serve; - or nothing = the default model", allow_leading_hyphen=True)] = None,
     prompt: Annotated[str | None, cyclopts.Parameter(help="the prompt; none = standard input")] = None,
     *,
     raw: Annotated[bool, cyclopts.Parameter(help="continue the text as it stands, without the chat template", negative="")] = False,
