@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 ARGS ?=
-DATA ?= ../shared/data
+# Folder with the data files of the benchmarks: make bench-chat DATA=folder
+DATA ?= data
 # The pinned torch is a CPU build where one is at hand; an unpinned one can pull gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check clean
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check torture clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -76,6 +77,9 @@ bench-chat: $(VENV)/.dev model ## 80 two-turn chats at 16 concurrent over HTTP, 
 
 bench-quality: $(VENV)/.dev model ## quantised path against the dequantised fp32 reference on GSM8K questions
 	@$(BIN)/python -m rootlet.bench.quality --data $(DATA) $(ARGS)
+
+torture: $(VENV)/.dev model ## 64 requests in a pool for four, 200 leaving clients, SIGKILL of each child: what a real server does
+	@$(BIN)/python -m rootlet.bench.torture $(ARGS)
 
 clean: ## remove the virtual environment and build outputs
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
