@@ -60,7 +60,9 @@ def assert_idle_cpu(server: Live) -> None:
     until(quiet, "an idle processor", 5.0)
 
 
-@pytest.mark.parametrize(("page", "pool"), [(2, 512), (16, 4096), pytest.param(2, 4096, marks=slow), pytest.param(16, 512, marks=slow)])
+@pytest.mark.parametrize(
+    ("page", "pool"), [(2, 512), (16, 4096), pytest.param(2, 4096, marks=[slow, pytest.mark.timeout(1800)]), pytest.param(16, 512, marks=slow)]
+)
 def test_row_40_a_tiny_chat_without_max_tokens_in_a_small_pool(model: Path, page: int, pool: int) -> None:
     with live(model, *tiny_flags(ctx=4096, pool=pool, page=page), check=False) as server:
         for extra in ({}, {"max_tokens": 4096}):

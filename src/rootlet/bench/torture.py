@@ -1,0 +1,266 @@
+"""Rootlet under stress, on a real server with a KV pool of 512 tokens: `make torture`, or `python -m rootlet.bench.torture [--model M]`.
+
+64 requests at once in a pool that holds four; a prompt larger than the pool; 200 clients that leave at random moments; SIGKILL of the scheduler,
+then of the detokenizer, under traffic. Prints what was measured and a verdict a line; exit code 1 when a verdict is bad. Does no benchmark:
+times are limits, not speeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import psutil
+
+from rootlet.bench.server_process import ServerProcess, running_server
+from rootlet.core import env
+
+POOL = 512
+NUM_STORM, NUM_LEAVERS = 64, 200
+IDLE_S = 5.0
+DEATH_S = 2.0
+FLAGS = (
+    "--ctx-len", "2048", "--max-total-tokens", str(POOL), "--page-size", "16", "--chunked-prefill", "64", "--max-running", "16",
+    "--detokenizer", "process",
+)  # fmt: skip
+_STARTED = re.compile(r"started role=(\w+) pid=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table."""
+
+    check: str
+    result: str
+    good: bool
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a request ended for its client: `end_s` is a moment of the monotonic clock; `error` the error object or the broken connection."""
+
+    status: int = 0
+    num_tokens: int = 0
+    finish: str = ""
+    error: str = ""
+    end_s: float = 0.0
+
+
+def request(rng: random.Random, prompt_len: int, max_tokens: int, *, stream: bool = True) -> dict[str, Any]:
+    return {
+        "prompt": [rng.randrange(300, 20_000) for _ in range(prompt_len)],
+        "max_tokens": max_tokens,
+        "temperature": rng.choice((0.0, 1.0)),
+        "ignore_eos": True,
+        "stream": stream,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
+    }
+
+
+async def complete(session: aiohttp.ClientSession, body: dict[str, Any], leave_after_s: float | None = None) -> Ending:
+    """One completion to its end, or until its client leaves."""
+    ending = Ending()
+    try:
+        async with asyncio.timeout(leave_after_s), session.post("/v1/completions", json=body) as reply:
+            ending.status = reply.status
+            if body["stream"] and reply.status == 200:
+                async for raw in reply.content:
+                    _take_event(ending, raw.decode().strip())
+            else:
+                _take(ending, await reply.json())
+    except TimeoutError:
+        ending.finish = "left"
+    except aiohttp.ClientError as error:
+        ending.error = repr(error)
+    ending.end_s = time.monotonic()
+    return ending
+
+
+def _take_event(ending: Ending, line: str) -> None:
+    data = line.removeprefix("data: ")
+    if data not in (line, "[DONE]"):
+        _take(ending, json.loads(data))
+
+
+def _take(ending: Ending, item: dict[str, Any]) -> None:
+    if "error" in item:
+        ending.error = str(item["error"]["code"]) + ": " + str(item["error"]["message"])
+    for choice in item.get("choices", ()):
+        ending.finish = choice["finish_reason"] or ending.finish
+    usage = item.get("usage")
+    if usage:
+        ending.num_tokens = usage["completion_tokens"]
+
+
+def _session(server: ServerProcess) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(server.base, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_read=120))
+
+
+async def _all(server: ServerProcess, work: Sequence[tuple[dict[str, Any], float | None]], *, at_once: int = NUM_LEAVERS) -> list[Ending]:
+    gate = asyncio.Semaphore(at_once)
+    async with _session(server) as session:
+
+        async def one(body: dict[str, Any], leave_after_s: float | None) -> Ending:
+            async with gate:
+                return await complete(session, body, leave_after_s)
+
+        return list(await asyncio.gather(*(one(*item) for item in work)))
+
+
+# ---- accounting ------------------------------------------------------------------------------------------------------------------------------
+
+
+def books(server: ServerProcess) -> dict[str, int]:
+    """Pages by owner, and everything that must be 0 when idle."""
+    state = json.loads(server.get("/debug/state"))
+    queued = {f"{phase} requests": len(reqs) for phase, reqs in state["queues"].items()}
+    return {
+        **state["ledger"],
+        **queued,
+        "open requests": int(str(server.state()["num_open_requests"])),
+        "retractions": state["counters"]["retractions"],
+    }
+
+
+def is_exact(book: dict[str, int]) -> bool:
+    pages = book["free"] + book["evictable"] == book["total"]
+    return pages and not any(value for name, value in book.items() if name.endswith("requests"))
+
+
+def idle_books(server: ServerProcess) -> dict[str, int]:
+    """The books once they are exact, or as they stand after `IDLE_S` seconds."""
+    until_s = time.monotonic() + IDLE_S
+    book = books(server)
+    while not is_exact(book) and time.monotonic() < until_s:
+        time.sleep(0.05)
+        book = books(server)
+    return book
+
+
+def show(book: dict[str, int]) -> str:
+    held = ", ".join(f"{name} {value}" for name, value in book.items() if name.endswith("requests") and value) or "nothing held"
+    return f"free {book['free']} + cached {book['evictable']} = {book['free'] + book['evictable']} of {book['total']} pages, {held}"
+
+
+# ---- the checks ------------------------------------------------------------------------------------------------------------------------------
+
+
+def storm(server: ServerProcess, rng: random.Random) -> Iterator[Line]:
+    """64 at once, each with its 120 tokens."""
+    work = [(request(rng, rng.randrange(40, 90), 120), None) for _ in range(NUM_STORM)]
+    begun_s = time.monotonic()
+    endings = asyncio.run(_all(server, work))
+    took_s = time.monotonic() - begun_s
+    good = sum(e.status == 200 and not e.error and e.finish == "length" and e.num_tokens == 120 for e in endings)
+    book = idle_books(server)
+    yield Line(f"{NUM_STORM} concurrent requests", f"{good} complete with exactly 120 tokens, in {took_s:.1f} s", good == NUM_STORM)
+    yield Line("  retractions", str(book["retractions"]), book["retractions"] > 0)
+    yield Line("  idle accounting", show(book), is_exact(book))
+
+
+def too_large(server: ServerProcess, rng: random.Random) -> Iterator[Line]:
+    (ending,) = asyncio.run(_all(server, [(request(rng, 600, 1, stream=False), None)]))
+    yield Line("a prompt of 600 tokens", f"{ending.status} {ending.error}", ending.status == 400 and str(POOL) in ending.error)
+
+
+def leavers(server: ServerProcess, rng: random.Random) -> Iterator[Line]:
+    """200 clients; each leaves at a random moment: queued, in prefill, while decoding, or after the end."""
+    before = idle_books(server)
+    work = [
+        (request(rng, rng.randrange(1, 300), rng.randrange(1, 200), stream=rng.random() < 0.7), rng.uniform(0.0, 5.0)) for _ in range(NUM_LEAVERS)
+    ]
+    endings = asyncio.run(_all(server, work))
+    left = sum(e.finish == "left" for e in endings)
+    after = idle_books(server)
+    yield Line(f"{NUM_LEAVERS} clients that may leave", f"{left} left early, {NUM_LEAVERS - left} had their answer", left > NUM_LEAVERS // 2)
+    yield Line("  accounting before", show(before), is_exact(before))
+    yield Line("  accounting after", show(after), is_exact(after))
+    server.get("/flush_cache?timeout=5")
+    flushed = books(server)
+    yield Line("  after a flush", show(flushed), flushed["free"] == flushed["total"])
+    traces = server.log.read_text(errors="replace").count("Traceback")
+    yield Line("  the server", f"health {_health(server)}, {traces} tracebacks in the log", traces == 0 and _health(server) == 200)
+
+
+def _health(server: ServerProcess) -> int:
+    server.get("/health")  # raises unless 200
+    return 200
+
+
+async def _until_killed(server: ServerProcess, pid: int, rng: random.Random) -> tuple[float, list[Ending]]:
+    """Open requests, one of them unstreamed; the kill when the first has its text. Returns the moment of the kill and how all ended."""
+    async with _session(server) as session:
+        bodies = [request(rng, 20, 450, stream=i > 0) for i in range(8)]
+        tasks = [asyncio.ensure_future(complete(session, body)) for body in bodies]
+        async with session.post("/v1/completions", json=request(rng, 20, 450)) as witness:
+            await witness.content.readline()
+            os.kill(pid, signal.SIGKILL)
+            killed_s = time.monotonic()
+            with contextlib.suppress(aiohttp.ClientError):
+                await witness.read()
+        return killed_s, list(await asyncio.gather(*tasks))
+
+
+def kill(role: str, model: Sequence[str], rng: random.Random) -> Iterator[Line]:
+    with tempfile.TemporaryDirectory(prefix="rootlet-torture-") as folder, running_server(*model, *FLAGS, env=_environment(folder)) as server:
+        pids = {name: int(pid) for name, pid in _STARTED.findall(server.log.read_text())}
+        killed_s, endings = asyncio.run(_until_killed(server, pids[role], rng))
+        code = server.process.wait(timeout=30.0)
+        exit_s = time.monotonic() - killed_s
+        slowest_s = max(e.end_s for e in endings) - killed_s
+        told = sum(bool(e.error) for e in endings)
+        codes = ", ".join(sorted({e.error.partition(":")[0] for e in endings if e.error}))
+        alive = [name for name, pid in pids.items() if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+        good = told == len(endings) and slowest_s < DEATH_S
+        yield Line(f"SIGKILL of the {role}", f"{told} of {len(endings)} open requests got an error ({codes}), the last after {slowest_s:.2f} s", good)
+        traces = server.log.read_text(errors="replace").count("Traceback")
+        files = len(os.listdir(folder))
+        ended = f"exit code {code} after {exit_s:.2f} s; {len(alive)} processes and {files} files left, {traces} tracebacks"
+        yield Line("  the server", ended, code == 1 and not alive and not files and traces == 0)
+
+
+def _environment(runtime_dir: str) -> dict[str, str]:
+    return {**env.environment(), "ROOTLET_RUNTIME_DIR": runtime_dir}
+
+
+def run(model: Sequence[str], seed: int) -> Iterator[Line]:
+    rng = random.Random(seed)
+    with running_server(*model, *FLAGS) as server:
+        yield from storm(server, rng)
+        yield from too_large(server, rng)
+        yield from leavers(server, rng)
+        code = server.stop()
+        yield Line("  SIGTERM", f"exit code {code}", code == 0)
+    for role in ("scheduler", "detokenizer"):
+        yield from kill(role, model, rng)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--model", help="file, folder or Hub id; none = the default model")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    print(f"KV pool of {POOL} tokens; rootlet serve {' '.join(FLAGS)}", flush=True)
+    failed = 0
+    for line in run([options.model] if options.model else [], options.seed):
+        failed += not line.good
+        print(f"{'ok  ' if line.good else 'FAIL'}  {line.check:28} {line.result}", flush=True)
+    print(f"{failed} failed" if failed else "all as promised")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
