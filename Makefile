@@ -10,7 +10,7 @@ DATA ?= data
 TORCH ?= torch==2.13.0
 NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check torture clean
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-quality torture rows clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -80,6 +80,9 @@ bench-quality: $(VENV)/.dev model ## quantised path against the dequantised fp32
 
 torture: $(VENV)/.dev model ## 64 requests in a pool for four, 200 leaving clients, SIGKILL of each child: what a real server does
 	@$(BIN)/python -m rootlet.bench.torture $(ARGS)
+
+rows: $(VENV)/.dev model ## the public fault table: a verdict for each row that has tests
+	@$(BIN)/python -m rootlet.bench.rows $(ARGS)
 
 clean: ## remove the virtual environment and build outputs
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
