@@ -215,6 +215,7 @@ async def _until_killed(server: ServerProcess, pid: int, rng: random.Random) -> 
 
 
 def kill(role: str, model: Sequence[str], rng: random.Random) -> Iterator[Line]:
+    """SIGKILL one child of a server under load: every open request is told, the server ends with code 1 and leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="rootlet-torture-") as folder, running_server(*model, *FLAGS, env=_environment(folder)) as server:
         pids = {name: int(pid) for name, pid in _STARTED.findall(server.log.read_text())}
         killed_s, endings = asyncio.run(_until_killed(server, pids[role], rng))
