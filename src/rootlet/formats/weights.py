@@ -38,7 +38,7 @@ def open_weights(path: Path) -> WeightFile:
     if is_gguf_model(path):
         weights = GGUFWeights(path)
         if weights.unknown:
-            _log.warning("unknown_tensors file=%s count=%d ignored=%s", weights.label, len(weights.unknown), ",".join(weights.unknown[:5]))
+            _log.warning("unknown_tensors file=%s count=%d names=%s", weights.label, len(weights.unknown), ",".join(weights.unknown[:5]))
         return weights
     if path.is_file() and path.suffix != ".safetensors":
         raise BadModelFile(f"{path.name}: neither a GGUF nor a safetensors file.")
