@@ -37,6 +37,11 @@ RUN = (
 )
 
 
+def on_time(seconds: float) -> float:
+    """What is promised on a machine of one's own; other work on the machine stretches it."""
+    return seconds * max(1.0, 2.0 * os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
     """The first true value of `condition`; fails naming `what` after the deadline."""
     end = time.monotonic() + deadline_s
@@ -94,7 +99,7 @@ def server(folder: Path, *, step_ms: int = 2, ready: bool = True, **options: Any
             process.kill()
         process.wait()
         for pid in children:
-            until(lambda pid=pid: gone(pid), f"end of child {pid}", 5.0)  # type: ignore[misc]
+            until(lambda pid=pid: gone(pid), f"end of child {pid}", on_time(5.0))  # type: ignore[misc]
         reader.join(5.0)
         process.stdout.close()
 
@@ -207,7 +212,7 @@ def test_row_86_sigterm_while_loading_ends_at_once(tmp_path: Path) -> None:
         s.process.send_signal(signal.SIGTERM)
         begun_s = time.monotonic()
         assert s.wait() == 0
-        assert time.monotonic() - begun_s < 5.0
+        assert time.monotonic() - begun_s < on_time(5.0)
         assert s.leftovers() == []
 
 
@@ -222,10 +227,10 @@ def test_row_87_a_dead_child_ends_every_request_and_the_server(tmp_path: Path, r
             client.done()
             assert client.codes == ["engine_dead"]
             assert client.error is None
-            assert client.ended_s - begun_s < 2.0
+            assert client.ended_s - begun_s < on_time(2.0)
         assert whole.status == 503
         assert s.wait() == 1
-        assert time.monotonic() - begun_s < 5.0
+        assert time.monotonic() - begun_s < on_time(5.0)
         until(lambda: role in s.output and number.name in s.output, "the reason in the log")
         assert s.leftovers() == []
 
@@ -248,7 +253,7 @@ def test_children_never_outlive_a_killed_parent(tmp_path: Path, stopped: bool) -
             os.kill(pids[0], signal.SIGSTOP)
         s.process.kill()
         for pid in pids:
-            until(lambda pid=pid: gone(pid), f"end of {pid}", 5.0)  # type: ignore[misc]
+            until(lambda pid=pid: gone(pid), f"end of {pid}", on_time(5.0))  # type: ignore[misc]
         (stale,) = s.leftovers()  # nobody could remove it ...
     with server(tmp_path) as s:
         assert not stale.exists()  # ... so the next start does
@@ -260,7 +265,7 @@ def test_row_88_a_busy_port_fails_before_loading(tmp_path: Path) -> None:
         with server(tmp_path, ready=False, port=port) as s:
             begun_s = time.monotonic()
             assert s.wait() == 2
-            assert time.monotonic() - begun_s < 5.0
+            assert time.monotonic() - begun_s < on_time(5.0)
             until(lambda: f"127.0.0.1:{port}" in s.output, "the message")
             assert "started role" not in s.output
 
@@ -303,7 +308,7 @@ def test_row_33_clients_that_leave_free_their_place(tmp_path: Path) -> None:
             assert Client(s.url, max_tokens=4, stream=False).done().status == 200
             assert time.monotonic() - begun_s < 3.0
         s.process.send_signal(signal.SIGTERM)
-        assert s.wait(5.0) == 0  # at once: nothing was left to drain
+        assert s.wait(on_time(5.0)) == 0  # at once: nothing was left to drain
 
 
 def test_row_89_health_answers_while_everything_is_busy(tmp_path: Path) -> None:
