@@ -153,7 +153,7 @@ def assert_equal_and_finite(replies: list[Reply], expected: list[Reply]) -> None
 
 
 @pytest.mark.parametrize(
-    ("page", "depth", "num_pages"), [(1, "1", 3), (16, "2", 3), (32, "1", 2), *(pytest.param(p, d, 8, marks=slow) for p in (1, 16, 32) for d in "12")]
+    ("page", "depth", "num_pages"), [(1, "1", 3), (16, "2", 3), *(pytest.param(p, d, 8, marks=slow) for p in (1, 16, 32) for d in "12")]
 )
 def test_row_55_prompts_that_are_wholly_cached(families: Families, page: int, depth: str, num_pages: int) -> None:
     lengths = edges(page, num_pages)
@@ -161,17 +161,18 @@ def test_row_55_prompts_that_are_wholly_cached(families: Families, page: int, de
     once = [body(prompt(length, length), 6, logprobs=2) for length in lengths]
     twice = [body(prompt(length, length), 6, n=2, temperature=0.7, seed=length) for length in lengths]
     longer = [body(prompt(length, length) + prompt(1 + i % 10, i), 6, logprobs=1) for i, length in enumerate(lengths)]
-    alone, pairs, further = (solo.of(requests) for requests in (once, twice, longer))
+    right = solo.of([*once, *twice, *longer])
+    alone, pairs, further = right[: len(once)], right[len(once) : -len(longer)], right[-len(longer) :]
     with live(model, *tiny_flags(page=page, chunk=page), "--depth", depth) as server:
-        assert_equal_and_finite(server.one_by_one(*(request for request in once for _ in range(3))), [right for right in alone for _ in range(3)])
-        assert_equal_and_finite(server.ask(*(request for request in once for _ in range(8)), at_once=8), [right for right in alone for _ in range(8)])
+        assert_equal_and_finite(server.one_by_one(*(request for request in once for _ in range(3))), [reply for reply in alone for _ in range(3)])
+        assert_equal_and_finite(server.ask(*(request for request in once for _ in range(8)), at_once=8), [reply for reply in alone for _ in range(8)])
         assert_equal_and_finite(server.ask(*twice, at_once=8), pairs)
         assert_equal_and_finite(server.ask(*longer, at_once=8), further)
         server.assert_live()
         server.assert_flushes()
 
 
-@pytest.mark.parametrize(("page", "depth", "num"), [(16, "2", 32), *(pytest.param(p, d, 64, marks=slow) for p in (1, 16, 32) for d in "12")])
+@pytest.mark.parametrize(("page", "depth", "num"), [(16, "2", 24), *(pytest.param(p, d, 64, marks=slow) for p in (1, 16, 32) for d in "12")])
 def test_row_55_retracted_requests_return_to_their_cached_prefix(families: Families, page: int, depth: str, num: int) -> None:
     model, solo = families.get("llama", page)
     lengths = edges(page)

@@ -1,0 +1,37 @@
+"""`bench/torture.py` on a tiny model: row 87 over real forwards, with a detokenizer of its own; the rest of it at full size is `make torture`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fixtures.live_server import tiny_llama
+from rootlet.bench import torture
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("torture"))
+
+
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+def test_row_87_a_killed_child_ends_every_request_within_two_seconds(model: Path, role: str) -> None:
+    assert [line for line in torture.kill(role, [str(model)], random.Random(1)) if not line.good] == []
+
+
+@pytest.mark.slow
+def test_everything(model: Path) -> None:
+    assert [line for line in torture.run([str(model)], 0) if not line.good] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "exact"),
+    [({}, True), ({"free": 3}, False), ({"decode requests": 1}, False), ({"open requests": 1}, False), ({"retractions": 4}, True)],
+)
+def test_books_are_exact_when_pages_add_up_and_nothing_is_held(change: dict[str, int], exact: bool) -> None:
+    book = {"total": 8, "free": 4, "evictable": 4, "protected": 0, "private": 0, "decode requests": 0, "open requests": 0, "retractions": 0}
+    assert torture.is_exact({**book, **change}) is exact
