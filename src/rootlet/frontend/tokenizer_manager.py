@@ -259,8 +259,6 @@ class TokenizerManager:
         self._table.finished(choice)
         if choice.finish is not None and isinstance(choice.finish.matched, str):
             self._send(StopReq(out.rid, keep_len=out.completion_len, matched=choice.finish.matched))
-        if self._config.server.log_requests:
-            _log.info("finished", **_request_line(state.rid, choice))
         if state.detached and not state.open_choices:
             self._table.forget(state)
 
@@ -290,17 +288,3 @@ async def _tokenize(tokenizer: TextTokenizer, req: GenerateReq, threads: ThreadP
     if len(text) <= INLINE_CHARS:
         return encode()
     return await asyncio.get_running_loop().run_in_executor(threads, encode)
-
-
-def _request_line(rid: str, choice: ChoiceState) -> dict[str, object]:
-    stats, finish = choice.stats, choice.finish
-    times = {"queue_s": round(stats.queue_s, 4), "ttft_s": round(stats.ttft_s, 4), "e2e_s": round(stats.e2e_s, 4)} if stats else {}
-    return {
-        "rid": rid,
-        "choice": choice.index,
-        "finish": (finish.code or str(finish.kind)) if finish else "none",
-        "prompt": choice.prompt_len,
-        "cached": choice.cached_len,
-        "out": choice.completion_len,
-        **times,
-    }
