@@ -87,6 +87,12 @@ def test_nothing_catches_everything_outside_the_process_mains(path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_the_environment_is_read_in_one_place(path: Path) -> None:
+    if name_of(path) != "core/env.py":
+        assert not re.search(r"\bos\.(environ|getenv|putenv)\b", path.read_text())
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_device_words_stay_in_their_rooms(path: Path) -> None:
     # config/schema.py offers the choice by name; it decides nothing with it.
     if name_of(path).startswith(DEVICE_ROOMS) or name_of(path) == "config/schema.py":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import socket
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import cyclopts
 import psutil
 
+from rootlet.config.resolve import num_usable_cores
 from rootlet.core.errors import RootletError
 
 
@@ -56,7 +56,7 @@ def _model(model: str | None) -> tuple[bool, str]:
 def examine(model: str | None, port: int) -> list[dict[str, Any]]:
     """The findings as {what, ok, text}, in the order printed."""
     memory = psutil.virtual_memory()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_usable_cores()
     sizes = f"{cores} cores, {memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB free"
     checks = {
         "machine": (True, f"{platform.system()} {platform.machine()}, {sizes}"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import cyclopts
 
 from rootlet.cli.flags import given, with_knobs
 from rootlet.config.load import load_config
+from rootlet.core import env
 
 
 def _print_config(config: Any, sources: dict[str, str]) -> None:
@@ -31,9 +31,10 @@ def serve(
 ) -> int:
     """Serve a model over HTTP.
 
-    Every flag is also ROOTLET_FLAG_NAME in the environment and a key of --config; flags win, then environment, then file.
+    Every flag is also ROOTLET_FLAG_NAME in the environment and a key of --config (or of the file that ROOTLET_CONFIG names).
+    Flags win, then environment, then file.
     """
-    resolved, sources = load_config(given({"model": model, **flags}), os.environ, config)
+    resolved, sources = load_config(given({"model": model, **flags}), env.environment(), config or env.config_file())
     if print_config:
         _print_config(resolved, sources)
         return 0

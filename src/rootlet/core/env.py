@@ -40,3 +40,9 @@ def runtime_dir(env: Mapping[str, str] | None = None) -> Path:
         if path and Path(path).is_dir() and os.access(path, os.W_OK):
             return Path(path)
     return Path(tempfile.gettempdir())
+
+
+def config_file(env: Mapping[str, str] | None = None) -> Path | None:
+    """The TOML file to read when the command line names none."""
+    stated = (env if env is not None else os.environ).get("ROOTLET_CONFIG")
+    return Path(stated).expanduser() if stated else None

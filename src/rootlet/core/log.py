@@ -10,7 +10,6 @@ import logging
 import sys
 from typing import TextIO
 
-LEVELS = ("debug", "info", "warning", "error")
 _ROOT = "rootlet"
 _MAX_VALUE_CHARS = 500
 

