@@ -7,6 +7,7 @@
     |  +- TemplateError             400     invalid_request_error   chat_template_error
     +- NotFound                     404     not_found_error         model_not_found
     +- TooLarge                     413     invalid_request_error   request_too_large
+    +- Aborted                      499     request_aborted         aborted             (x-should-retry: false)
     +- QueueFull                    503     overloaded_error        queue_full          (Retry-After)
     +- DeadlineExceeded             504     timeout_error           deadline_exceeded   (x-should-retry: false)
     +- Unavailable                  503     unavailable_error       loading | shutting_down | engine_dead
@@ -19,6 +20,8 @@ Messages say what happened, the number, the limit and the knob.
 """
 
 from __future__ import annotations
+
+from rootlet.core.types import Finish, FinishKind
 
 
 class RootletError(Exception):
@@ -84,6 +87,12 @@ class TooLarge(RootletError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
+class Aborted(RootletError):
+    """Somebody ended the request: its client, an operator, a shutdown."""
+
+    status, type, code = 499, "request_aborted", "aborted"
+
+
 class QueueFull(RootletError):
     status, type, code = 503, "overloaded_error", "queue_full"
 
@@ -110,3 +119,21 @@ class BadModelFile(RootletError):
 
 class BadConfig(RootletError):
     """A flag, environment variable or file key that does not exist or has no valid value."""
+
+
+_BY_STATUS: dict[int, type[RootletError]] = {e.status: e for e in (Aborted, Unsupported, Unavailable, DeadlineExceeded)}
+
+
+def error_of(finish: Finish, *, param: str | None = None, retry_after_s: float | None = None) -> RootletError:
+    """The exception that a `Finish` of kind ERROR or ABORT stands for: one rule for every dialect and for the Python API.
+
+    `param` names the request's field that a 400 is about; `retry_after_s` goes with a full queue. A missing status is 499 or 500.
+    """
+    is_abort = finish.kind is FinishKind.ABORT
+    status = finish.status if finish.status >= 400 else Aborted.status if is_abort else RequestFailed.status
+    message = finish.message or ("the request was aborted" if is_abort else "the engine failed this request")
+    if finish.code == QueueFull.code:
+        return QueueFull(message, retry_after_s=retry_after_s)
+    error = InvalidValue(param, message) if status < 500 and status not in _BY_STATUS else _BY_STATUS.get(status, RequestFailed)(message)
+    error.status, error.code = status, finish.code or error.code
+    return error

@@ -82,7 +82,7 @@ class Engine:
 
         `logprobs` = alternatives a token (0 = the chosen one only), or a `LogprobSpec`, which can ask for those of the prompt.
         `request`: other `GenerateReq` fields (rid, cache_salt, priority...).
-        Raises `InvalidValue`, `ContextOverflow`, `PoolOverflow`, `QueueFull`, `RequestFailed`.
+        Raises `InvalidValue`, `ContextOverflow`, `PoolOverflow`, `QueueFull`, `DeadlineExceeded`, `Unavailable`, `RequestFailed`.
         """
         reqs, many = _requests(self, prompt, sampling, logprobs, stream=stream, request=request)
         if stream:

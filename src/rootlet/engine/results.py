@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rootlet.core.errors import InvalidValue, RequestFailed
+from rootlet.core.errors import InvalidValue, error_of
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import FinishKind, TokenLogprob
 from rootlet.frontend.types import GenerateChunk
@@ -79,7 +79,7 @@ def prompts_of(prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[i
 
 
 def results_of(chunks: Iterable[GenerateChunk]) -> list[GenerateResult]:
-    """All chunks of one request -> one result a choice, in order. Raises `RequestFailed` when a choice failed."""
+    """All chunks of one request -> one result a choice, in order. Raises the `RootletError` of a choice that failed."""
     by_index: dict[int, list[GenerateChunk]] = {}
     for chunk in chunks:
         by_index.setdefault(chunk.index, []).append(chunk)
@@ -90,7 +90,7 @@ def _one(chunks: list[GenerateChunk]) -> GenerateResult:
     last = chunks[-1]
     assert last.finish is not None, "a stream without a terminal chunk"
     if last.finish.kind is FinishKind.ERROR:
-        raise RequestFailed(last.finish.message or "the request failed", code=last.finish.code)
+        raise error_of(last.finish)
     return GenerateResult(
         text="".join(c.text for c in chunks),
         token_ids=tuple(i for c in chunks for i in c.token_ids),

@@ -12,9 +12,9 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from rootlet.core.errors import ContextOverflow, DeadlineExceeded, InvalidValue, PoolOverflow, QueueFull, RequestFailed, RootletError, Unavailable
+from rootlet.core.errors import ContextOverflow, InvalidValue, PoolOverflow, RootletError, error_of
 from rootlet.core.sampling_params import SamplingParams, validate
-from rootlet.core.types import Finish, FinishKind, LogprobSpec
+from rootlet.core.types import FinishKind, LogprobSpec
 from rootlet.frontend.detokenize import TokenBytes
 from rootlet.frontend.req_state import ReqState
 from rootlet.frontend.types import GenerateReq
@@ -148,20 +148,5 @@ def refusal_of(state: ReqState, *, param: str, retry_after_s: float) -> RootletE
     """The exception for a choice that failed before it gave anything out, or None."""
     for choice in state.choices:
         if choice.finish is not None and choice.finish.kind is FinishKind.ERROR and not choice.token_ids:
-            return _error_of(choice.finish, param=param, retry_after_s=retry_after_s)
+            return error_of(choice.finish, param=param, retry_after_s=retry_after_s)
     return None
-
-
-def _error_of(finish: Finish, *, param: str, retry_after_s: float) -> RootletError:
-    message = finish.message or "the request failed"
-    if finish.code == QueueFull.code:
-        return QueueFull(message, retry_after_s=retry_after_s)
-    if finish.code == DeadlineExceeded.code:
-        return DeadlineExceeded(message)
-    if finish.status == Unavailable.status:
-        return Unavailable(message, code=finish.code or Unavailable.code)
-    if 400 <= finish.status < 500:
-        error = InvalidValue(param, message)
-        error.code = finish.code or error.code
-        return error
-    return RequestFailed(message, code=finish.code or RequestFailed.code)

@@ -18,7 +18,7 @@ from rootlet.core.sampling_params import SamplingParams
 from rootlet.frontend.types import GenerateReq
 from rootlet.metrics.prometheus import CONTENT_TYPE, render
 from rootlet.server.context import ServerContext, new_id
-from rootlet.server.errors import HttpError, error_headers, finish_error, is_failure, show
+from rootlet.server.errors import HttpError, error_headers, raise_failure, show
 from rootlet.server.events import metered, until_gone
 from rootlet.server.fields import Fields
 
@@ -71,9 +71,7 @@ async def _probe(context: ServerContext) -> None:
     req = GenerateReq(input_ids=(0,), sampling=sampling, rid=new_id("health-"))
     async with aclosing(metered(context, req)) as chunks:
         async for chunk in chunks:
-            if is_failure(chunk.finish):
-                assert chunk.finish is not None
-                raise finish_error(chunk.finish)
+            raise_failure(chunk.finish)
 
 
 async def metrics(context: ServerContext) -> Response:

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from rootlet.core.errors import ContextOverflow, PoolOverflow, RequestFailed, RootletError
+from rootlet.core.errors import Aborted, ContextOverflow, PoolOverflow, RequestFailed, RootletError, error_of
 from rootlet.core.types import Finish, FinishKind
 
 MAX_MESSAGE = 2000
-CLIENT_CLOSED = 499
+CLIENT_CLOSED = Aborted.status
 RETRY_AFTER_S = 1.0
 
 _TYPES = {
@@ -64,22 +64,10 @@ def show(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[:limit] + "..."
 
 
-def finish_error(finish: Finish) -> RootletError:
-    """The error that a generation ended with. ABORT without a status is 499, ERROR without one 500; it is never reported as a finish reason."""
-    fallback = CLIENT_CLOSED if finish.kind is FinishKind.ABORT else 500
-    status = finish.status if finish.status >= 400 else fallback
-    message = finish.message or ("the request was aborted" if finish.kind is FinishKind.ABORT else "the engine failed this request")
-    error = RequestFailed(message)
-    error.status = status
-    error.type, default_code = _TYPES.get(status, ("server_error", "internal_error"))
-    error.code = finish.code or default_code
-    if error.code in {"queue_full", "overloaded"}:
-        error.type = "overloaded_error"
-    return error
-
-
-def is_failure(finish: Finish | None) -> bool:
-    return finish is not None and finish.kind in (FinishKind.ABORT, FinishKind.ERROR)
+def raise_failure(finish: Finish | None) -> None:
+    """Raises the error that a generation ended with; every other event passes. A failure is never reported as a finish reason."""
+    if finish is not None and finish.kind in (FinishKind.ABORT, FinishKind.ERROR):
+        raise error_of(finish)
 
 
 def envelope(error: RootletError) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rootlet.frontend.types import GenerateChunk, GenerateReq
 from rootlet.ipc.messages import ReqStats
 from rootlet.server.body import ClientGone
 from rootlet.server.context import ServerContext
-from rootlet.server.errors import finish_error, is_failure
+from rootlet.server.errors import raise_failure
 
 T = TypeVar("T")
 Event = tuple[int, GenerateChunk]
@@ -127,9 +127,7 @@ class Answer:
 
     def add(self, chunk: GenerateChunk) -> None:
         """Raises `RootletError` for a chunk that ends the choice by failure."""
-        if is_failure(chunk.finish):
-            assert chunk.finish is not None
-            raise finish_error(chunk.finish)
+        raise_failure(chunk.finish)
         self.text.append(chunk.text)
         self.token_ids.extend(chunk.token_ids)
         self.logprobs.extend(chunk.logprobs)

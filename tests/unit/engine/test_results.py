@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rootlet.core.errors import InvalidValue, RequestFailed
+from rootlet.core.errors import InvalidValue, RequestFailed, Unavailable
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import Finish, FinishKind, TokenLogprob
 from rootlet.engine.results import prompts_of, results_of, sampling_of
@@ -64,3 +64,10 @@ def test_chunks_become_one_result_a_choice() -> None:
 def test_a_failed_choice_raises() -> None:
     with pytest.raises(RequestFailed, match="nan"):
         results_of([_chunk(0, "a", (1,)), _chunk(0, "", (), Finish(FinishKind.ERROR, status=500, message="nan"))])
+
+
+def test_a_choice_that_the_engine_could_not_serve_keeps_its_status() -> None:
+    gone = Finish(FinishKind.ERROR, status=503, code="engine_dead", message="it broke")
+    with pytest.raises(Unavailable, match="it broke") as caught:
+        results_of([_chunk(0, "", (), gone)])
+    assert (caught.value.status, caught.value.code) == (503, "engine_dead")

@@ -16,7 +16,7 @@ import orjson
 from rootlet.core.types import Finish, TokenLogprob
 from rootlet.frontend.types import GenerateChunk, GenerateReq
 from rootlet.server.context import ServerContext
-from rootlet.server.errors import finish_error, is_failure
+from rootlet.server.errors import raise_failure
 from rootlet.server.events import open_events
 from rootlet.server.openai.logprobs import Aligner, TokenTexts, chat_entries, prompt_logprobs_json
 from rootlet.server.openai.protocol import Common, UsageMeter, finish_reason, frame_head
@@ -125,9 +125,7 @@ async def chat_frames(context: ServerContext, chat: ChatRequest) -> AsyncGenerat
     is_first = True
     async with aclosing(open_events(context, [chat.req])) as events:
         async for _, chunk in events:
-            if is_failure(chunk.finish):
-                assert chunk.finish is not None
-                raise finish_error(chunk.finish)
+            raise_failure(chunk.finish)
             body = frames.event(chunk)
             if is_first:
                 body, is_first = frames.roles() + body, False

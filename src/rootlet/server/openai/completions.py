@@ -19,7 +19,7 @@ from rootlet.core.errors import Unsupported
 from rootlet.core.types import TokenLogprob
 from rootlet.frontend.types import GenerateChunk, GenerateReq
 from rootlet.server.context import ServerContext
-from rootlet.server.errors import finish_error, is_failure
+from rootlet.server.errors import raise_failure
 from rootlet.server.events import Answer, collect, open_events, until_gone
 from rootlet.server.fields import Fields
 from rootlet.server.openai.chat import refuse_unsupported
@@ -250,9 +250,7 @@ async def completion_frames(context: ServerContext, completion: CompletionReques
     frames = _Frames(context, completion)
     async with aclosing(open_events(context, completion.reqs)) as events:
         async for i, chunk in events:
-            if is_failure(chunk.finish):
-                assert chunk.finish is not None
-                raise finish_error(chunk.finish)
+            raise_failure(chunk.finish)
             body = frames.event(i, chunk)
             if body:
                 yield body
