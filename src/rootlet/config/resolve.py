@@ -9,6 +9,7 @@ from rootlet.config.schema import RuntimeConfig
 from rootlet.core.errors import BadConfig
 
 FEW_CORES = 2
+SERVED_DEVICES = ("auto", "cpu")
 
 
 def num_usable_cores() -> int:
@@ -35,6 +36,8 @@ def resolve_config(config: RuntimeConfig, *, num_cores: int) -> tuple[RuntimeCon
 
 
 def _check_together(config: RuntimeConfig) -> None:
+    if config.compute.device not in SERVED_DEVICES:
+        raise BadConfig(f"--device {config.compute.device} is not served by this version; possible are {', '.join(SERVED_DEVICES)}")
     page, chunk = config.cache.page_size, config.scheduler.chunked_prefill
     if 0 < chunk < page:
         raise BadConfig(f"--chunked-prefill {chunk} is smaller than --page-size {page}: no chunk would fill a page")

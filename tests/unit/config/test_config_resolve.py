@@ -32,6 +32,7 @@ def test_what_the_user_chose_stays() -> None:
         ({"mem": "lots"}, "--mem"),
         ({"mem": "0"}, "--mem"),
         ({"mem": "nan"}, "--mem"),
+        ({"device": "cuda"}, "--device cuda"),
     ],
 )
 def test_contradictions_are_refused(flags: dict[str, Any], word: str) -> None:
