@@ -37,8 +37,9 @@ from rootlet.engine.private_dir import private_dir
 from rootlet.engine.processes import DETOKENIZER, ENGINE_ERROR, MAIN, SCHEDULER, USER_ERROR, LaunchSpec, write_spec
 from rootlet.engine.supervisor import STUCK_AFTER_S, Supervisor, Watchdog, describe_death, lower_own_priority
 from rootlet.frontend.tokenizer_manager import TokenizerManager
+from rootlet.ipc.channel import AsyncReceiver
 from rootlet.ipc.channel_zmq import ZmqAsyncReceiver, ZmqSender, address
-from rootlet.ipc.codec import main_codec, scheduler_codec
+from rootlet.ipc.codec import ToMain, main_codec, scheduler_codec
 from rootlet.ipc.messages import HealthTick, LoadProgress, SchedulerError, SchedulerReady, ShutdownReq
 
 AppFactory = Callable[[TokenizerManager, RuntimeConfig], ASGIApp]
@@ -221,7 +222,7 @@ class _Server:
 
     # -- running ----------------------------------------------------------------------------------------------------------------
 
-    async def _read(self, inbox: ZmqAsyncReceiver) -> None:  # type: ignore[type-arg]
+    async def _read(self, inbox: AsyncReceiver[ToMain]) -> None:
         while True:
             for message in await inbox.recv():
                 match message:

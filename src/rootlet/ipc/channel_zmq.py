@@ -7,7 +7,7 @@ Sockets belong to the thread that made them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import zmq
 import zmq.asyncio
@@ -24,12 +24,24 @@ def address(directory: Path, name: str) -> str:
     return f"ipc://{directory / name}"
 
 
-def _pull(context: zmq.Context[zmq.Socket[bytes]], where: str) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.PULL)
+def _bind(socket: zmq.Socket[Any], where: str) -> None:
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.bind(where)
-    return socket
+
+
+def _drain(socket: zmq.Socket[bytes], codec: Codec[M]) -> list[M]:
+    """What has come, at most `MAX_DRAIN` frames; those that cannot be decoded are skipped. Never waits."""
+    messages: list[M] = []
+    for _ in range(MAX_DRAIN):
+        try:
+            frame = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            break
+        message = codec.decode(frame)
+        if message is not None:
+            messages.append(message)
+    return messages
 
 
 class ZmqSender(Generic[M]):
@@ -52,22 +64,12 @@ class ZmqReceiver(Generic[M]):
 
     def __init__(self, where: str, codec: Codec[M]) -> None:
         self._codec = codec
-        self._socket = _pull(zmq.Context.instance(), where)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        _bind(self._socket, where)
 
     def recv(self, timeout_s: float) -> list[M]:
         """What has come, at most `MAX_DRAIN` messages; waits up to `timeout_s` for the first. A frame that cannot be decoded is skipped."""
-        if not self._socket.poll(max(0, round(timeout_s * 1000))):
-            return []
-        messages: list[M] = []
-        for _ in range(MAX_DRAIN):
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            message = self._codec.decode(frame)
-            if message is not None:
-                messages.append(message)
-        return messages
+        return _drain(self._socket, self._codec) if self._socket.poll(max(0, round(timeout_s * 1000))) else []
 
     def close(self) -> None:
         self._socket.close()
@@ -78,31 +80,17 @@ class ZmqAsyncReceiver(Generic[M]):
 
     def __init__(self, where: str, codec: Codec[M]) -> None:
         self._codec = codec
-        self._context = zmq.asyncio.Context.shadow(zmq.Context.instance())
-        self._socket = self._context.socket(zmq.PULL)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(where)
+        self._socket = zmq.asyncio.Context.shadow(zmq.Context.instance()).socket(zmq.PULL)
+        self._raw: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+        _bind(self._socket, where)
 
     async def recv(self) -> list[M]:
+        """What has come, at most `MAX_DRAIN` messages and at least one. Cancelling it loses nothing."""
         while True:
             await self._socket.poll()
-            messages = self._drain()
+            messages = _drain(self._raw, self._codec)
             if messages:
                 return messages
-
-    def _drain(self) -> list[M]:
-        messages: list[M] = []
-        raw: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
-        for _ in range(MAX_DRAIN):
-            try:
-                frame = raw.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            message = self._codec.decode(frame)
-            if message is not None:
-                messages.append(message)
-        return messages
 
     def close(self) -> None:
         self._socket.close()

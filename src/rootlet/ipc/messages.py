@@ -96,7 +96,7 @@ class ShutdownReq(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReqStats(msgspec.Struct, frozen=True):
-    """Where a request's time went, on its terminal message. Seconds; `hit_tier` tokens by tier."""
+    """Where a request's time went, on its terminal message: seconds, counts, and cached tokens by tier. `wait_reasons` = ticks waited, by reason."""
 
     queue_s: float = 0.0
     ttft_s: float = 0.0
@@ -131,7 +131,7 @@ class BatchTokenIDOutput(msgspec.Struct, frozen=True, tag=True):
 
 class StrOutput(msgspec.Struct, frozen=True, kw_only=True):
     """As `TokenIDOutput`, with text. `text` is the newly released delta (held back: bytes that may still complete a character, and a tail that
-    may still become a stop string). `token_texts[i]` / `token_bytes[i]` belong to token_ids[i] when logprobs were asked for."""
+    may still become a stop string); tokens and logprobs are held back with their text. `completion_len` counts the tokens handed over."""
 
     rid: str
     text: str = ""
