@@ -106,7 +106,6 @@ def build_app(manager: Manager, config: RuntimeConfig, *, clock: Clock | None = 
     clock = clock or SystemClock()
     meters = Instruments()
     context = ServerContext(manager=manager, config=config, meters=meters, clock=clock)
-    context.created = context.now_unix()
     app = FastAPI(title="Rootlet", version=version("rootlet"), redirect_slashes=False, docs_url=None, redoc_url=None)
     for path, methods, handler in ROUTES:
         for method in methods:

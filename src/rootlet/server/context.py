@@ -1,6 +1,6 @@
 """What every route is handed: the manager, the configuration, the meters, and the few questions that all of them ask.
 
-Owns no request state. Complete after construction; `system_fingerprint` is computed once the model is known.
+Owns no request state. `created` = the server's start (Unix seconds); `system_fingerprint` is computed once a model is known, and kept.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ class ServerContext:
     meters: Instruments
     clock: Clock
     wall_clock: Callable[[], float] = time.time
-    created: int = 0
-    fingerprints: dict[int, str] = field(default_factory=dict)
+    created: int = field(init=False)
+    _fingerprints: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.created = self.now_unix()
 
     def require_ready(self) -> None:
         """Raises `Unavailable` (503) while the engine loads, drains or is dead."""
@@ -99,10 +102,10 @@ class ServerContext:
         """Changes with the version, the model and whatever of the configuration may change a result."""
         ready = self.manager.ready_info
         key = id(ready)
-        if key not in self.fingerprints:
+        if key not in self._fingerprints:
             facts = repr((self.config.model, self.config.cache.page_size, self.config.compute, ready.info if ready else None))
-            self.fingerprints = {key: "b" + hashlib.blake2b(facts.encode(), digest_size=6).hexdigest()}
-        return self.fingerprints[key]
+            self._fingerprints = {key: "b" + hashlib.blake2b(facts.encode(), digest_size=6).hexdigest()}
+        return self._fingerprints[key]
 
     def now_unix(self) -> int:
         return int(self.wall_clock())

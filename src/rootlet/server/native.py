@@ -26,7 +26,7 @@ from rootlet.server.openai.logprobs import alone, finite
 from rootlet.server.openai.prompts import check_choices, check_prompts, read_prompts
 from rootlet.server.openai.protocol import Common, generate_req, read_common, read_rid
 from rootlet.server.sampling import MaxTokens, read_sampling, refuse_constraints
-from rootlet.server.sse import frame, open_stream
+from rootlet.server.sse import frame, stream_reply
 
 LENGTH = MaxTokens(names=("max_new_tokens", "max_tokens"), default=128, zero_ok=True)
 _PER_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid")
@@ -47,10 +47,7 @@ async def generate(context: ServerContext, request: Request) -> Response:
     context.require_ready()
     native = await parse_native(await context.read_fields(request), context)
     if native.common.stream:
-        frames = native_frames(context, native)
-        return await open_stream(
-            request, frames, keepalive_s=native.common.keepalive_s, stall_s=context.config.server.stall_timeout, clock=context.clock
-        )
+        return await stream_reply(context, request, native_frames(context, native), keepalive_s=native.common.keepalive_s)
     groups = await until_gone(request, collect(context, native.reqs))
     tokenizer = context.manager.tokenizer
     items = [

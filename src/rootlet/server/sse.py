@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from rootlet.core.clock import Clock
 from rootlet.core.errors import RequestFailed, RootletError
 from rootlet.server.body import ClientGone
+from rootlet.server.context import ServerContext
 from rootlet.server.errors import error_bytes
 from rootlet.server.events import wait_gone
 
@@ -55,6 +56,11 @@ async def open_stream(request: Request, frames: AsyncGenerator[bytes, None], *, 
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             await frames.aclose()
+
+
+async def stream_reply(context: ServerContext, request: Request, frames: AsyncGenerator[bytes, None], *, keepalive_s: float) -> Response:
+    """`open_stream` with the server's clock and its patience with readers that take nothing."""
+    return await open_stream(request, frames, keepalive_s=keepalive_s, stall_s=context.config.server.stall_timeout, clock=context.clock)
 
 
 async def _first(frames: AsyncGenerator[bytes, None]) -> bytes:

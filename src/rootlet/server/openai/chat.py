@@ -30,7 +30,7 @@ from rootlet.server.openai.protocol import (
     usage,
 )
 from rootlet.server.sampling import MaxTokens, read_sampling
-from rootlet.server.sse import open_stream
+from rootlet.server.sse import stream_reply
 
 LENGTH = MaxTokens(names=("max_completion_tokens", "max_tokens"), default=None, zero_ok=False)
 _RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
@@ -42,10 +42,7 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
     fields = await context.read_fields(request)
     chat = await parse_chat(fields, context)
     if chat.common.stream:
-        frames = chat_frames(context, chat)
-        return await open_stream(
-            request, frames, keepalive_s=chat.common.keepalive_s, stall_s=context.config.server.stall_timeout, clock=context.clock
-        )
+        return await stream_reply(context, request, chat_frames(context, chat), keepalive_s=chat.common.keepalive_s)
     answers = await until_gone(request, collect(context, [chat.req]))
     return Response(orjson.dumps(chat_reply(context, chat, answers[0])), media_type="application/json")
 

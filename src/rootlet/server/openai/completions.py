@@ -40,7 +40,7 @@ from rootlet.server.openai.protocol import (
     usage,
 )
 from rootlet.server.sampling import MaxTokens, read_sampling
-from rootlet.server.sse import open_stream
+from rootlet.server.sse import stream_reply
 
 DEFAULT_MAX_TOKENS = 16
 _PROMPT_KINDS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -64,10 +64,7 @@ async def create_completion(context: ServerContext, request: Request) -> Respons
     context.require_ready()
     completion = await parse_completion(await context.read_fields(request), context)
     if completion.common.stream:
-        frames = completion_frames(context, completion)
-        return await open_stream(
-            request, frames, keepalive_s=completion.common.keepalive_s, stall_s=context.config.server.stall_timeout, clock=context.clock
-        )
+        return await stream_reply(context, request, completion_frames(context, completion), keepalive_s=completion.common.keepalive_s)
     answers = await until_gone(request, collect(context, completion.reqs))
     return Response(orjson.dumps(completion_reply(context, completion, answers)), media_type="application/json")
 
