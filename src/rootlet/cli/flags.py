@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import Field, fields
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_type_hints
 
 import cyclopts
 
-from rootlet.config.schema import RuntimeConfig
+from rootlet.config.load import Knob, knobs
 
 
-def knobs() -> Iterator[tuple[str, Field[Any], Any]]:
-    """(section, field, type) of every knob, in the order of the schema."""
-    for section in fields(RuntimeConfig):
-        args = getattr(RuntimeConfig(), section.name)
-        hints = get_type_hints(type(args))
-        for item in fields(args):
-            yield section.name, item, hints[item.name]
-
-
-def _annotation(section: str, item: Field[Any], hint: Any) -> Any:
-    choices = item.metadata["choices"]
-    kind = Literal[choices] if choices else hint
-    limits = [f"{word} {item.metadata[key]:g}" for key, word in (("low", "at least"), ("high", "at most")) if item.metadata[key] is not None]
-    default = "" if item.default is None else f"default {item.default}"
-    notes = ", ".join(filter(None, [item.metadata["unit"], *limits, default]))
-    text = item.metadata["help"] + (f" [{notes}]" if notes else "")
-    return Annotated[kind | None, cyclopts.Parameter(help=text, group=section.capitalize(), show_default=False)]
+def _annotation(knob: Knob) -> Any:
+    kind = Literal[knob.choices] if knob.choices else knob.type
+    limits = [f"{word} {limit:g}" for limit, word in ((knob.low, "at least"), (knob.high, "at most")) if limit is not None]
+    default = "" if knob.default is None else f"default {knob.default}"
+    notes = ", ".join(filter(None, [knob.unit, *limits, default]))
+    text = knob.help + (f" [{notes}]" if notes else "")
+    return Annotated[kind | None, cyclopts.Parameter(help=text, group=knob.section.capitalize(), show_default=False)]
 
 
 def with_knobs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,9 +27,9 @@ def with_knobs(function: Callable[..., Any]) -> Callable[..., Any]:
     own = [p.replace(annotation=hints[p.name]) for p in own]
     taken = {p.name for p in own}
     extra = [
-        inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(section, item, hint))
-        for section, item, hint in knobs()
-        if item.name not in taken
+        inspect.Parameter(knob.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(knob))
+        for knob in knobs().values()
+        if knob.name not in taken
     ]
     parameters = sorted([*own, *extra], key=lambda p: p.kind)
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

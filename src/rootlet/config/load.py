@@ -7,7 +7,6 @@ names the place, the value, and what would be right. Does not resolve "auto" (se
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import tomllib
@@ -21,6 +20,7 @@ from typing import Any
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.env import NOT_KNOBS, PREFIX
 from rootlet.core.errors import BadConfig
+from rootlet.core.registry import did_you_mean
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 # Container platforms put variables of this form into every process when a service happens to be called like us.
@@ -29,7 +29,7 @@ _PLATFORM_NOISE = re.compile(r"ROOTLET_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP)
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One field of one section. `type` without None; `optional` = None is allowed."""
+    """One field of one section, as its dataclass and its metadata say. `type` without None; `optional` = None is allowed."""
 
     section: str
     name: str
@@ -38,6 +38,9 @@ class Knob:
     low: float | None
     high: float | None
     choices: tuple[str, ...] | None
+    default: Any
+    help: str
+    unit: str
 
     def read(self, raw: Any, where: str) -> Any:
         """The typed value. Raises `BadConfig` naming `where` it was set."""
@@ -47,8 +50,7 @@ class Knob:
             raise BadConfig(f"{where}: {self.name} must have a value")
         value = self._typed(raw, where)
         if self.choices is not None and value not in self.choices:
-            near = difflib.get_close_matches(str(value), self.choices, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(str(value), self.choices)
             raise BadConfig(f"{where}: {self.name} must be one of {', '.join(self.choices)}, got {value!r}{hint}")
         if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
             raise BadConfig(f"{where}: {self.name} must be {self._range()}, got {value!r}")
@@ -103,7 +105,7 @@ def _as_str(raw: Any) -> str | None:
 
 
 def knobs() -> dict[str, Knob]:
-    """Every knob by field name; names are unique over all sections."""
+    """Every knob by field name, in the order of the schema; names are unique over all sections."""
     table: dict[str, Knob] = {}
     for section, args in typing.get_type_hints(RuntimeConfig).items():
         hints = typing.get_type_hints(args)
@@ -111,7 +113,8 @@ def knobs() -> dict[str, Knob]:
             plain = [t for t in typing.get_args(hints[f.name]) if t is not types.NoneType] or [hints[f.name]]
             optional = types.NoneType in typing.get_args(hints[f.name])
             assert f.name not in table, f"{f.name} exists in two sections"
-            table[f.name] = Knob(section, f.name, plain[0], optional, f.metadata["low"], f.metadata["high"], f.metadata["choices"])
+            facts = {name: f.metadata[name] for name in ("low", "high", "choices", "help", "unit")}
+            table[f.name] = Knob(section=section, name=f.name, type=plain[0], optional=optional, default=f.default, **facts)
     return table
 
 
@@ -139,7 +142,7 @@ def _from_flags(flags: Mapping[str, Any], table: Mapping[str, Knob]) -> Iterable
         name = flag.lstrip("-").replace("-", "_")
         shown = "--" + name.replace("_", "-")
         if name not in table:
-            raise BadConfig(f"unknown option {shown}{_suggest(name, table, lambda n: '--' + n.replace('_', '-'))}")
+            raise BadConfig(f"unknown option {shown}{did_you_mean(name, table, show=lambda n: '--' + n.replace('_', '-'))}")
         yield name, raw, f"flag {shown}"
 
 
@@ -151,7 +154,7 @@ def _from_env(env: Mapping[str, str], table: Mapping[str, Knob]) -> Iterable[tup
         if name == "port" and "://" in env[variable]:
             continue  # the same platforms: ROOTLET_PORT=tcp://10.0.0.1:80
         if name not in table:
-            raise BadConfig(f"unknown environment variable {variable}{_suggest(name, table, lambda n: PREFIX + n.upper())}")
+            raise BadConfig(f"unknown environment variable {variable}{did_you_mean(name, table, show=lambda n: PREFIX + n.upper())}")
         yield name, env[variable], f"env {variable}"
 
 
@@ -167,15 +170,12 @@ def _from_file(file: Path | None, table: Mapping[str, Knob]) -> Iterable[tuple[s
     sections = sorted({knob.section for knob in table.values()})
     for section, entries in document.items():
         if section not in sections or not isinstance(entries, dict):
-            raise BadConfig(f"config file {file}: unknown table [{section}]{_suggest(section, sections, str)} (known: {', '.join(sections)})")
+            raise BadConfig(
+                f"config file {file}: unknown table [{section}]{did_you_mean(section, sections, show=str)} (known: {', '.join(sections)})"
+            )
         for name, raw in entries.items():
             if name not in table:
-                raise BadConfig(f"config file {file}: unknown key {name!r} in [{section}]{_suggest(name, table, str)}")
+                raise BadConfig(f"config file {file}: unknown key {name!r} in [{section}]{did_you_mean(name, table, show=str)}")
             if table[name].section != section:
                 raise BadConfig(f"config file {file}: {name!r} belongs in [{table[name].section}], not in [{section}]")
             yield name, raw, f"file {file}"
-
-
-def _suggest(name: str, known: Iterable[str], show: typing.Callable[[str], str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {show(near[0])}?" if near else ""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from rootlet.core.errors import BadConfig
 
 T = TypeVar("T")
+
+
+def did_you_mean(word: str, known: Iterable[str], *, show: Callable[[str], str] = repr) -> str:
+    """ "; did you mean X?" with the nearest of `known`, or nothing: the end of a message about an unknown name."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {show(near[0])}?" if near else ""
 
 
 class Registry(Generic[T]):
@@ -29,9 +35,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """Raises `BadConfig` with the known names when `name` is unknown."""
         if name not in self._items:
-            near = difflib.get_close_matches(name, self._items, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise BadConfig(f"unknown {self._what} {name!r}{hint} (known: {', '.join(sorted(self._items))})")
+            raise BadConfig(f"unknown {self._what} {name!r}{did_you_mean(name, self._items)} (known: {', '.join(sorted(self._items))})")
         return self._items[name]
 
     def names(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rootlet.core.errors import InvalidValue, error_of
+from rootlet.core.registry import did_you_mean
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import FinishKind, TokenLogprob
 from rootlet.frontend.types import GenerateChunk
@@ -50,8 +50,7 @@ def sampling_of(given: Mapping[str, Any] | SamplingParams | None, defaults: Mapp
             named[key] = tuple(value)
     for key in named:
         if key not in SamplingParams.__struct_fields__:
-            near = difflib.get_close_matches(key, SamplingParams.__struct_fields__, n=1)
-            raise InvalidValue(key, f"unknown sampling parameter {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise InvalidValue(key, f"unknown sampling parameter {key!r}{did_you_mean(key, SamplingParams.__struct_fields__)}")
     try:
         return msgspec.convert({**defaults, **{k: v for k, v in named.items() if v is not None}}, SamplingParams)
     except msgspec.ValidationError as error:
