@@ -15,16 +15,17 @@ from typing import Annotated, Any
 
 import cyclopts
 
-from rootlet.cli.flags import given, with_knobs
+from rootlet.cli.flags import LOCAL, with_knobs
 from rootlet.core.errors import InvalidValue
 
+FAILED, TOO_MANY, SERVER_FAULT = 400, 429, 500
 URLS = ("/v1/chat/completions", "/v1/completions")
 
 
 def read_lines(source: Path) -> Iterator[dict[str, Any]]:
     """Validated batch lines. Raises `InvalidValue` naming file, line and fault before anything runs."""
     seen: set[str] = set()
-    for number, text in enumerate(source.read_text().splitlines(), 1):
+    for number, text in enumerate(source.read_text(encoding="utf-8").split("\n"), 1):
         if not text.strip():
             continue
         where = f"{source}:{number}"
@@ -43,34 +44,61 @@ def read_lines(source: Path) -> Iterator[dict[str, Any]]:
 
 
 def answered(target: Path) -> set[str]:
-    """Ids that an earlier run answered; a half-written last line is cut off so that it is answered again."""
+    """Ids that an earlier run answered for good. A half-written last line and failures that may pass are cut out, so that they are answered again.
+
+    Raises `InvalidValue` for a file that is not of our making: it is left as it is.
+    """
     if not target.exists():
         return set()
-    whole = [line for line in target.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    target.write_text("".join(whole))
-    return {json.loads(line)["custom_id"] for line in whole}
+    lines = [line for line in target.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    kept = {}
+    for number, line in enumerate(lines, 1):
+        name, status = _id_and_status(line, f"{target}:{number}")
+        if status < FAILED or not _may_pass(status):
+            kept[name] = line
+    fresh = target.with_name(f".{target.name}.new")
+    fresh.write_text("".join(kept.values()), encoding="utf-8")
+    fresh.replace(target)
+    return set(kept)
 
 
-async def _answer_all(app: Any, lines: list[dict[str, Any]], target: Path, concurrency: int) -> int:
+def num_failed(target: Path) -> int:
+    """Lines of a finished output file that hold no answer."""
+    lines = target.read_text(encoding="utf-8").splitlines()
+    return sum(_id_and_status(line, f"{target}:{number}")[1] >= FAILED for number, line in enumerate(lines, 1))
+
+
+def _id_and_status(line: str, where: str) -> tuple[str, int]:
+    try:
+        reply = json.loads(line)
+        return str(reply["custom_id"]), int(reply["response"]["status_code"])
+    except (ValueError, KeyError, TypeError):
+        raise InvalidValue(
+            "target", f"{where} is not a line of a batch's output; give a file that is new, or one that `rootlet batch` began"
+        ) from None
+
+
+def _may_pass(status: int) -> bool:
+    return status == TOO_MANY or status >= SERVER_FAULT
+
+
+async def _answer_all(app: Any, lines: list[dict[str, Any]], target: Path, concurrency: int) -> None:
     from rootlet.server.inprocess import post_json
 
-    gate, failed = asyncio.Semaphore(concurrency), 0
-    with target.open("a") as out:
+    gate = asyncio.Semaphore(concurrency)
+    with target.open("a", encoding="utf-8") as out:
 
         async def one(line: dict[str, Any]) -> None:
-            nonlocal failed
             async with gate:
                 status, body = await post_json(app, line["url"], {**line["body"], "stream": False})
-            failed += status >= 400
             reply = {"status_code": status, "body": body}
             out.write(json.dumps({"id": f"batch_req_{line['custom_id']}", "custom_id": line["custom_id"], "response": reply, "error": None}) + "\n")
             out.flush()
 
         await asyncio.gather(*(one(line) for line in lines))
-    return failed
 
 
-@with_knobs
+@with_knobs(server=LOCAL | {"max_n", "max_logprobs"})
 def batch(
     source: Annotated[Path, cyclopts.Parameter(help="file of batch lines")],
     target: Annotated[Path, cyclopts.Parameter(help="file that replies are appended to")],
@@ -79,18 +107,24 @@ def batch(
     concurrency: Annotated[int, cyclopts.Parameter(help="requests in flight")] = 64,
     **flags: Any,
 ) -> int:
-    """Answer a file of OpenAI batch lines; exit code 1 when a line failed."""
+    """Answer a file of OpenAI batch lines; exit code 1 while a line stands failed.
+
+    A second run answers what is missing and what failed for a reason that may pass (429, 5xx); other failures stay.
+    """
     if not source.is_file():
         raise InvalidValue("source", f"there is no file {source}")
+    if concurrency < 1:
+        raise InvalidValue("concurrency", f"--concurrency must be at least 1, got {concurrency}")
+    every = list(read_lines(source))
     done = answered(target)
-    lines = [line for line in read_lines(source) if line["custom_id"] not in done]
-    print(f"{len(done)} answered before, {len(lines)} to do", file=sys.stderr)
-    if not lines:
-        return 0
-    from rootlet.engine.engine import Engine
-    from rootlet.server.app import build_app
+    lines = [line for line in every if line["custom_id"] not in done]
+    print(f"{len(every) - len(lines)} answered before, {len(lines)} to do", file=sys.stderr)
+    if lines:
+        from rootlet.cli.local_engine import open_engine
+        from rootlet.server.app import build_app
 
-    with Engine(model, **{"log_level": "warning", "log_requests": False, **given(flags)}) as engine:
-        failed = engine.run(_answer_all(build_app(engine.manager, engine.config), lines, target, concurrency))
-    print(f"{len(lines) - failed} answered, {failed} failed", file=sys.stderr)
+        with open_engine(model, flags) as engine:
+            engine.run(_answer_all(build_app(engine.manager, engine.config), lines, target, concurrency))
+    failed = num_failed(target) if target.exists() else 0
+    print(f"{len(every) - failed} answered, {failed} failed" + (f" (see {target})" if failed else ""), file=sys.stderr)
     return 1 if failed else 0

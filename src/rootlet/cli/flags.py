@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal, get_type_hints
 
 import cyclopts
 
 from rootlet.config.load import Knob, knobs
+
+Command = Callable[..., Any]
+
+# What an engine without a server can use of the server's section.
+LOCAL = frozenset({"sampling_defaults", "log_level", "log_requests"})
 
 
 def _annotation(knob: Knob) -> Any:
@@ -20,21 +25,28 @@ def _annotation(knob: Knob) -> Any:
     return Annotated[kind | None, cyclopts.Parameter(help=text, group=knob.section.capitalize(), show_default=False)]
 
 
-def with_knobs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give `function(..., **flags)` a keyword for every knob, so that cyclopts parses and documents them. Own parameters come first."""
-    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    hints = get_type_hints(function, include_extras=True)
-    own = [p.replace(annotation=hints[p.name]) for p in own]
-    taken = {p.name for p in own}
-    extra = [
-        inspect.Parameter(knob.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(knob))
-        for knob in knobs().values()
-        if knob.name not in taken
-    ]
-    parameters = sorted([*own, *extra], key=lambda p: p.kind)
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {p.name: p.annotation for p in parameters}
-    return function
+def with_knobs(*, server: Collection[str] | None = None) -> Callable[[Command], Command]:
+    """Give `function(..., **flags)` a keyword for every knob, so that cyclopts parses and documents them. Own parameters come first.
+
+    `server`: the knobs of the server's section that the command can use, None = all; it does not know the others, so none is ignored.
+    """
+
+    def decorate(function: Command) -> Command:
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        hints = get_type_hints(function, include_extras=True)
+        own = [p.replace(annotation=hints[p.name]) for p in own]
+        taken = {p.name for p in own}
+        extra = [
+            inspect.Parameter(knob.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(knob))
+            for knob in knobs().values()
+            if knob.name not in taken and (knob.section != "server" or server is None or knob.name in server)
+        ]
+        parameters = sorted([*own, *extra], key=lambda p: p.kind)
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        function.__annotations__ = {p.name: p.annotation for p in parameters}
+        return function
+
+    return decorate
 
 
 def given(flags: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -19,7 +20,10 @@ OPENAI = """  from openai import OpenAI
 
 
 class StartupPanel:
-    """Receives `LaunchEvent`s; owns the live display until the server is ready. `key` is asked for by the server, None = open to all."""
+    """Receives `LaunchEvent`s; owns the live display until the server is ready, or until the context ends: a hidden cursor must come back.
+
+    `key` is asked for by the server, None = open to all.
+    """
 
     def __init__(self, *, key: str | None, host: str) -> None:
         self._console = Console()
@@ -28,6 +32,12 @@ class StartupPanel:
         self._key = key
         self._host = host
         self._url = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
 
     def on_event(self, event: LaunchEvent) -> None:
         """Draw one event. Not a terminal: one plain line an event."""

@@ -275,7 +275,7 @@ class _Server:
         if self._manager.status == "loading":
             self._end(0, 0.0)
         elif self._signals == 1:
-            self._on_event(LaunchEvent("draining", url=self._url, message=f"draining {self._manager.num_open} requests; once more to abort them"))
+            self._on_event(LaunchEvent("draining", url=self._url, message=draining_text(self._manager.num_open)))
             self._manager.begin_drain()
             self._background(self._drain())
         else:
@@ -296,6 +296,12 @@ class _Server:
     async def _scheduler_ends(self, timeout_s: float) -> bool:
         await _until(self._clock, lambda: self._hurry.is_set() or self._supervisor.exit_code(SCHEDULER) is not None, timeout_s)
         return self._supervisor.exit_code(SCHEDULER) is not None
+
+
+def draining_text(num_open: int) -> str:
+    if num_open == 0:
+        return "draining: no request is open"
+    return f"draining {num_open} request{'s' if num_open > 1 else ''}; once more to abort {'them' if num_open > 1 else 'it'}"
 
 
 async def _until(clock: Clock, condition: Callable[[], bool], timeout_s: float) -> None:

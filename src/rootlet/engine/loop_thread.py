@@ -24,12 +24,20 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Blocks the calling thread, which must not be the loop's. Raises `Unavailable` once closed."""
+        """Blocks the calling thread, which must not be the loop's. Raises `Unavailable` once closed.
+
+        An interrupted wait (Ctrl-C) cancels `work`, and `work` is over before the interruption goes on: what it held can be closed then.
+        """
         self._check_open(work)
+        started: list[asyncio.Task[Any]] = []
+        future = asyncio.run_coroutine_threadsafe(_noted(work, started), self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            return future.result()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
+        finally:
+            if not future.done():
+                asyncio.run_coroutine_threadsafe(_ended(started), self._loop).result()
 
     async def awaited(self, work: Coroutine[Any, Any, T]) -> T:
         """As `run`, from a coroutine on any loop. Cancelling it cancels `work`."""
@@ -51,3 +59,17 @@ class LoopThread:
         if self._loop.is_closed():
             work.close()
             raise Unavailable("the engine is closed", code="engine_dead")
+
+
+async def _noted(work: Coroutine[Any, Any, T], started: list[asyncio.Task[Any]]) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    started.append(task)
+    return await work
+
+
+async def _ended(started: list[asyncio.Task[Any]]) -> None:
+    """Runs after `_noted` has begun: the loop keeps the order in which a thread hands work over."""
+    for task in started:
+        task.cancel()
+    await asyncio.wait(started)

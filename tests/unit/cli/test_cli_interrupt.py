@@ -1,0 +1,71 @@
+"""Ctrl-C in commands that hold an engine: an answer ends, or the command, never with a traceback and never with a request left running."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+DEADLINE_S = 60.0
+
+
+class Command:
+    """`rootlet ARGUMENTS` over HashLM at 20 ms a step, reading its output as it comes."""
+
+    def __init__(self, *arguments: str) -> None:
+        environment = {**os.environ, "ROOTLET_TEST_EXECUTOR": "hash_lm:20", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "rootlet.cli.main", *arguments, "--ctx-len", "4096"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        self.out = b""
+
+    def read_until(self, pattern: bytes) -> None:
+        """Reads stdout on until it holds `pattern`."""
+        assert self.process.stdout is not None
+        end_s = time.monotonic() + DEADLINE_S
+        while not re.search(pattern, self.out):
+            assert time.monotonic() < end_s, self.out
+            more = os.read(self.process.stdout.fileno(), 4096)
+            assert more, (self.out, self.process.stderr.read() if self.process.stderr else b"")
+            self.out += more
+
+    def say(self, text: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text)
+        self.process.stdin.flush()
+
+    def end(self) -> tuple[int, bytes]:
+        """(exit code, what it wrote on stderr)"""
+        _, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, err
+
+
+def test_ctrl_c_ends_an_answer_but_not_the_conversation() -> None:
+    chat = Command("chat")
+    try:
+        chat.read_until(rb"/reset")
+        chat.say(b"hello\n")
+        chat.read_until(rb"ends\n\w{4}")
+        chat.process.send_signal(signal.SIGINT)
+        chat.read_until(rb"ends\n[^\n]{4,}\n")
+        chat.say(b"/help\n/quit\n")
+        chat.read_until(rb"/reset(.|\n)*/reset")
+        assert chat.end() == (0, b"")
+    finally:
+        chat.process.kill()
+
+
+def test_ctrl_c_ends_run_with_130_and_no_traceback() -> None:
+    run = Command("run", "-", "hello")
+    try:
+        run.read_until(rb"\w{4}")
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == (130, b"")
+    finally:
+        run.process.kill()
