@@ -16,7 +16,7 @@ from rootlet.config.model_tensors import expected_tensors
 from rootlet.core.errors import BadModelFile
 from rootlet.formats.gguf_split import open_pieces
 from rootlet.formats.hf import read_optional_json
-from rootlet.formats.weights import check_tensors, is_gguf_model, open_weights
+from rootlet.formats.weights import check_tensors, is_gguf_model, open_weights, require_model
 
 MAX_POSITIONS = 2**31 - 1
 _HF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -31,7 +31,7 @@ _GGUF_SAMPLING = {
 
 def model_folder(path: Path) -> Path:
     """The folder whose JSON files describe the safetensors model at `path` (a folder, or one of its weight files)."""
-    return path if path.is_dir() else path.parent
+    return path if path.is_dir() else path.absolute().parent
 
 
 def load_model_config(path: Path) -> ModelConfig:
@@ -39,8 +39,7 @@ def load_model_config(path: Path) -> ModelConfig:
 
     Raises: BadModelFile naming file, key or tensor, what was expected and what is served. Cost: headers only (10 ms at 49k tokens).
     """
-    if not is_gguf_model(path) and not (model_folder(path) / "config.json").is_file():
-        raise BadModelFile(f"{path.name}: no config.json beside the weights; expected a Hugging Face model folder or a GGUF file.")
+    require_model(path)
     try:
         config = config_from_gguf(path) if is_gguf_model(path) else config_from_hf(model_folder(path))
     except (TypeError, ValueError, OverflowError, ArithmeticError) as error:  # a text where a number belongs, a list, an infinity

@@ -64,9 +64,11 @@ def load_front(config: RuntimeConfig, model_path: Path | None, *, fake: str | No
     if fake is not None:
         return FrontModel(HashTokenizer(), HashTemplate(), names)
     assert model_path is not None
+    from rootlet.formats.weights import require_model
     from rootlet.frontend.chat_template import load_chat_template
     from rootlet.frontend.tokenizer import load_tokenizer
 
+    require_model(model_path)
     override = Path(config.model.chat_template) if config.model.chat_template else None
     return FrontModel(load_tokenizer(model_path), load_chat_template(model_path, override), names, sampling_defaults(model_path))
 

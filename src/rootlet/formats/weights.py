@@ -13,7 +13,7 @@ from rootlet.formats.gguf_weights import GGUFWeights
 from rootlet.formats.safetensors import SafetensorsWeights
 from rootlet.formats.tensor import RawTensor, WeightFile, dequantize
 
-__all__ = ["RawTensor", "WeightFile", "check_tensors", "dequantize", "is_gguf_model", "open_weights"]
+__all__ = ["RawTensor", "WeightFile", "check_tensors", "dequantize", "is_gguf_model", "open_weights", "require_model"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +28,18 @@ def is_gguf_model(path: Path) -> bool:
     if found and any(path.glob("*.safetensors")):
         raise BadModelFile(f"{path.name}: the folder holds a GGUF model ({found[0].name}) and safetensors; give the GGUF file, or move it away.")
     return bool(found)
+
+
+def require_model(path: Path) -> None:
+    """Check from names and first bytes that `path` can be a model at all. Raises: BadModelFile saying what it is not and what is expected."""
+    if is_gguf_model(path):
+        return
+    expected = "expected a GGUF file, or a folder of safetensors with its config.json and tokenizer.json"
+    if path.is_file() and path.suffix != ".safetensors":
+        raise BadModelFile(f"{path}: neither a GGUF nor a safetensors file; {expected}.")
+    if not (path if path.is_dir() else path.parent).joinpath("config.json").is_file():
+        where = "in this folder, and no GGUF file" if path.is_dir() else "beside this file"
+        raise BadModelFile(f"{path}: no config.json {where}; {expected}.")
 
 
 def open_weights(path: Path) -> WeightFile:

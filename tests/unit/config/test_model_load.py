@@ -162,7 +162,7 @@ def test_damaged_json_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(BadModelFile, match=r"config\.json: cannot be read as JSON"):
         config_from_hf(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(BadModelFile, match=r"no config\.json beside the weights"):
+    with pytest.raises(BadModelFile, match=r"no config\.json in this folder"):
         load_model_config(tmp_path)
 
 

