@@ -9,7 +9,7 @@ from rootlet.config.schema import RuntimeConfig
 from rootlet.core.errors import BadConfig
 
 FEW_CORES = 2
-SERVED_DEVICES = ("auto", "cpu")
+SERVED_DEVICE = "cpu"
 
 
 def num_usable_cores() -> int:
@@ -25,19 +25,22 @@ def resolve_config(config: RuntimeConfig, *, num_cores: int) -> tuple[RuntimeCon
     reasons: dict[str, str] = {}
     few = num_cores <= FEW_CORES
     cores = f"{num_cores} core{'s' if num_cores > 1 else ''}"
-    scheduler, server = config.scheduler, config.server
+    scheduler, server, compute = config.scheduler, config.server, config.compute
+    if compute.device == "auto":
+        compute = dataclasses.replace(compute, device=SERVED_DEVICE)
+        reasons["device"] = "the one device that this version serves"
     if scheduler.depth == "auto":
         scheduler = dataclasses.replace(scheduler, depth="1" if few else "2")
         reasons["depth"] = f"{cores}: " + ("the scheduler's thread is a kernel worker, one more would slow the team" if few else "plans overlap")
     if server.detokenizer == "auto":
         server = dataclasses.replace(server, detokenizer="inline" if few else "process")
         reasons["detokenizer"] = f"{cores}: " + ("one process less" if few else "text is made beside the event loop")
-    return dataclasses.replace(config, scheduler=scheduler, server=server), reasons
+    return dataclasses.replace(config, scheduler=scheduler, compute=compute, server=server), reasons
 
 
 def _check_together(config: RuntimeConfig) -> None:
-    if config.compute.device not in SERVED_DEVICES:
-        raise BadConfig(f"--device {config.compute.device} is not served by this version; possible are {', '.join(SERVED_DEVICES)}")
+    if config.compute.device not in ("auto", SERVED_DEVICE):
+        raise BadConfig(f"--device {config.compute.device} is not there yet; use auto or {SERVED_DEVICE}")
     page, chunk = config.cache.page_size, config.scheduler.chunked_prefill
     if 0 < chunk < page:
         raise BadConfig(f"--chunked-prefill {chunk} is smaller than --page-size {page}: no chunk would fill a page")

@@ -15,12 +15,13 @@ from rootlet.core.errors import BadConfig
 def test_auto_follows_the_cores(num_cores: int, depth: str, detokenizer: str) -> None:
     config, reasons = resolve_config(load_config({}, {}, None)[0], num_cores=num_cores)
     assert (config.scheduler.depth, config.server.detokenizer) == (depth, detokenizer)
-    assert set(reasons) == {"depth", "detokenizer"}
+    assert set(reasons) == {"depth", "detokenizer", "device"}
+    assert config.compute.device == "cpu"
     assert str(num_cores) in reasons["depth"]
 
 
 def test_what_the_user_chose_stays() -> None:
-    config, reasons = resolve_config(load_config({"depth": "2", "detokenizer": "inline"}, {}, None)[0], num_cores=1)
+    config, reasons = resolve_config(load_config({"depth": "2", "detokenizer": "inline", "device": "cpu"}, {}, None)[0], num_cores=1)
     assert (config.scheduler.depth, config.server.detokenizer, reasons) == ("2", "inline", {})
 
 
@@ -32,7 +33,7 @@ def test_what_the_user_chose_stays() -> None:
         ({"mem": "lots"}, "--mem"),
         ({"mem": "0"}, "--mem"),
         ({"mem": "nan"}, "--mem"),
-        ({"device": "cuda"}, "--device cuda"),
+        ({"device": "cuda"}, "--device cuda is not there yet; use auto or cpu"),
     ],
 )
 def test_contradictions_are_refused(flags: dict[str, Any], word: str) -> None:
