@@ -34,6 +34,8 @@ Sampling = Mapping[str, Any] | SamplingParams | None
 Logprobs = int | LogprobSpec | None
 Results = GenerateResult | list[GenerateResult] | list[list[GenerateResult]]
 
+DEFAULT_MAX_TOKENS = 128  # as /generate: text that is continued seldom ends by itself
+
 
 class Engine:
     """`model` as for `rootlet serve` (None = the default model); keywords are the flags with underscores. Raises `BadConfig`, `BadModelFile`.
@@ -80,6 +82,8 @@ class Engine:
     ) -> Results | Iterator[GenerateChunk]:
         """Text or token ids in, results out; `stream=True` gives the chunks of one prompt as they come.
 
+        `sampling` that says nothing of max_tokens means 128 of them; {"max_tokens": None}, or a `SamplingParams`, what the context leaves.
+
         `logprobs` = alternatives a token (0 = the chosen one only), or a `LogprobSpec`, which can ask for those of the prompt.
         `request`: other `GenerateReq` fields (rid, cache_salt, priority...).
         Raises `InvalidValue`, `ContextOverflow`, `PoolOverflow`, `QueueFull`, `DeadlineExceeded`, `Unavailable`, `RequestFailed`.
@@ -112,10 +116,13 @@ class Engine:
     def chat(
         self, messages: Sequence[dict[str, Any]], sampling: Sampling = None, *, stream: bool = False, **template: Any
     ) -> Results | Iterator[GenerateChunk]:
-        """The model's chat template over `messages`, then `generate`. `template`: tools, continue_final_message, template variables."""
+        """The model's chat template over `messages`, then `generate`, but until the model stops: max_tokens is by default what the context leaves.
+
+        `template`: tools, continue_final_message, template variables.
+        """
         prompt = self.manager.chat_template.render(list(messages), **template)
         request = {"add_special_tokens": False, "param": "messages"}
-        reqs, _ = _requests(self, prompt, sampling, None, stream=stream, request=request)
+        reqs, _ = _requests(self, prompt, sampling, None, stream=stream, request=request, max_tokens=None)
         return _stream(self, reqs[0]) if stream else _shape(self.run(_all(self.manager, reqs)), False, reqs[0].sampling.n)
 
     # -- text, cache, state -----------------------------------------------------------------------------------------------------
@@ -166,11 +173,20 @@ def _load(config: RuntimeConfig) -> tuple[LoadedExecutor, FrontModel]:
 
 
 def _requests(
-    engine: Engine, prompt: Prompt, sampling: Sampling, logprobs: Logprobs, *, stream: bool, request: Mapping[str, Any]
+    engine: Engine,
+    prompt: Prompt,
+    sampling: Sampling,
+    logprobs: Logprobs,
+    *,
+    stream: bool,
+    request: Mapping[str, Any],
+    max_tokens: int | None = DEFAULT_MAX_TOKENS,
 ) -> tuple[list[GenerateReq], bool]:
-    """(one request a prompt, did the caller give a list of prompts?)"""
+    """(one request a prompt, did the caller give a list of prompts?) `max_tokens`: for a `sampling` that does not mention it, None = no limit."""
     prompts, many = prompts_of(prompt)
     defaults = engine.manager.sampling_defaults if engine.config.server.sampling_defaults == "model" else {}
+    if not isinstance(sampling, SamplingParams) and not {"max_tokens", "max_new_tokens"} & set(sampling or {}):
+        sampling = {**(sampling or {}), "max_new_tokens": max_tokens}
     params = sampling_of(sampling, defaults)
     spec = LogprobSpec(top_n=logprobs) if isinstance(logprobs, int) else logprobs
     reqs = [

@@ -157,6 +157,18 @@ def test_close_ends_everything_and_touches_no_signal_handler() -> None:
     assert {t for t in threading.enumerate() if t.name.startswith("rootlet")} <= threads
 
 
+def test_generate_continues_for_128_tokens_chat_for_what_the_context_leaves(engine: Engine) -> None:
+    def length(result: object) -> int:
+        return _one(result).completion_len
+
+    free = {"ignore_eos": True}
+    assert length(engine.generate("hello", free)) == 128
+    assert length(engine.generate("hello", {**free, "max_tokens": None})) == 512 - 6
+    assert length(engine.generate("hello", SamplingParams(ignore_eos=True))) == 512 - 6
+    chat = _one(engine.chat([{"role": "user", "content": "hi"}], free))
+    assert chat.completion_len == 512 - chat.prompt_len
+
+
 def test_max_tokens_zero_is_prefill_only(engine: Engine) -> None:
     result = _one(engine.generate("hello", {"max_tokens": 0}))
     assert (result.text, result.completion_len, result.finish_reason) == ("", 0, str(FinishKind.LENGTH))
