@@ -17,20 +17,25 @@ help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/.runtime: pyproject.toml
+	@echo "setting up $(VENV), once; some minutes, most of them for downloading torch"
+	@echo "[1/5] virtual environment and pip"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV) (once)"
 	@$(BIN)/python -m pip --disable-pip-version-check install -q -U pip
+	@echo "[2/5] $(TORCH) and numpy (the largest download)"
 	@$(PIP) install $(TORCH) numpy
+	@echo "[3/5] build tools: scikit-build-core, nanobind, cmake, ninja"
 	@$(PIP) install "scikit-build-core>=0.11" "nanobind>=2.7" cmake ninja
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.runtime $(NATIVE)
-	@echo "building the native kernels (once)"
+	@echo "[4/5] what pyproject.toml names (HTTP, tokenizers, gguf...)"
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' | $(PIP) install -r /dev/stdin
+	@echo "[5/5] compiling the native kernels (1 to 3 minutes; again only when csrc/ changes)"
 	@$(PIP) install --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.built
-	@echo "installing the tools of the tests (once)"
+	@echo "installing the tools of the tests, once (pytest, mypy, ruff, transformers...)"
 	@$(PIP) install --no-build-isolation -e ".[dev]"
 	@touch $@
 
