@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import NoReturn
 
 import cyclopts
 
@@ -34,7 +36,17 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
-    sys.exit(code if isinstance(code, int) else 0)
+    end_process(code if isinstance(code, int) else 0)
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends at once: a command has closed what it opened, and taking down an interpreter that holds torch or a server takes up to a second."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        code = 0
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +54,8 @@ def serve(
     if print_config:
         _print_config(*_explained(resolved, sources))
         return 0
+    # A Ctrl-C while the server's modules are imported waits until `launch` can answer it as any other: "stopped", exit code 0.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     from rootlet.cli.panel import StartupPanel
     from rootlet.engine.launch import launch
 

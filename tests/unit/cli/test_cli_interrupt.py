@@ -69,3 +69,23 @@ def test_ctrl_c_ends_run_with_130_and_no_traceback() -> None:
         assert run.end() == (130, b"")
     finally:
         run.process.kill()
+
+
+def test_ctrl_c_ends_an_idle_server_soon_and_with_0() -> None:
+    serve = Command("serve", "--port", "0")
+    try:
+        serve.read_until(rb"ready on")
+        begun_s = time.monotonic()
+        serve.process.send_signal(signal.SIGINT)
+        code, _ = serve.end()
+        assert code == 0
+        assert time.monotonic() - begun_s < 2.0 * max(1.0, os.getloadavg()[0])
+    finally:
+        serve.process.kill()
+
+
+@pytest.mark.parametrize("door", ["rootlet.engine.processes", "rootlet.cli.main"])
+def test_a_process_that_is_done_does_not_take_its_interpreter_down(door: str) -> None:
+    code = f"import atexit; from {door} import end_process; atexit.register(print, 'late'); print('said'); end_process(3)"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (3, b"said\n")
