@@ -18,7 +18,7 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|md|h|cpp))(?:::(\w+))?`")
 LAW = re.compile(r"""["']([CSLERI]\d+)[: ]""")
 FLAG = re.compile(r"`(?:[^`]*\s)?(--[a-z][a-z-]+)")
-COMMAND_FLAGS = {"--help", "--print-config", "--url", "--model", "--config"}  # of the command line itself, not knobs
+COMMAND_FLAGS = {"--help", "--print-config", "--url", "--model", "--config", "--raw"}  # of the command line itself, not knobs
 BASES = (ROOT, ROOT / "src" / "rootlet", ROOT / "tests", ROOT / "csrc", ROOT / "docs")
 
 
