@@ -25,11 +25,11 @@ $(VENV)/.runtime: pyproject.toml
 	@$(PIP) install $(TORCH) numpy
 	@echo "[3/5] build tools: scikit-build-core, nanobind, cmake, ninja"
 	@$(PIP) install "scikit-build-core>=0.11" "nanobind>=2.7" cmake ninja
+	@echo "[4/5] what pyproject.toml names (HTTP, tokenizers, gguf...)"
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' | $(PIP) install -r /dev/stdin
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.runtime $(NATIVE)
-	@echo "[4/5] what pyproject.toml names (HTTP, tokenizers, gguf...)"
-	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' | $(PIP) install -r /dev/stdin
 	@echo "[5/5] compiling the native kernels (1 to 3 minutes; again only when csrc/ changes)"
 	@$(PIP) install --no-build-isolation -e .
 	@touch $@
