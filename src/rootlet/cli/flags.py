@@ -31,7 +31,7 @@ def with_knobs(*, server: Collection[str] | None = None) -> Callable[[Command], 
     `server`: the knobs of the server's section that the command can use, None = all; it does not know the others, so none is ignored.
     """
 
-    def decorate(function: Command) -> Command:
+    def _decorate(function: Command) -> Command:
         own = [p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         hints = get_type_hints(function, include_extras=True)
         own = [p.replace(annotation=hints[p.name]) for p in own]
@@ -46,7 +46,7 @@ def with_knobs(*, server: Collection[str] | None = None) -> Callable[[Command], 
         function.__annotations__ = {p.name: p.annotation for p in parameters}
         return function
 
-    return decorate
+    return _decorate
 
 
 def given(flags: dict[str, Any]) -> dict[str, Any]:
