@@ -15,6 +15,7 @@ from fixtures.script import Script, generate, prompt_of
 from rootlet.config.schema import CacheArgs
 from rootlet.core.types import LogprobSpec, Phase
 from rootlet.ipc.messages import AbortReq, DetokSpec, FlushCacheReq, GetStateReq, PauseReq, ShutdownReq, StopReq, TokenizedGenerateReqInput
+from rootlet.scheduler.policies import POLICIES
 from rootlet.scheduler.state import retract_req
 
 LONG = os.environ.get("ROOTLET_HYPOTHESIS_PROFILE") == "long"
@@ -33,7 +34,9 @@ params = st.fixed_dictionaries(
         "min_new_tokens": st.integers(0, 6),
         "ignore_eos": st.booleans(),
         "stop_token_ids": st.sampled_from([(), (9, 10, 11)]),
-        "priority": st.integers(-1, 1),
+        "priority": st.sampled_from([0, 0, -1, 1, 20, 40]),
+        "user": st.sampled_from([None, "a", "b"]),
+        "routing_key": st.sampled_from([None, "x", "y"]),
         "stream": st.booleans(),
         "detok": st.sampled_from([DetokSpec(), DetokSpec(stop=("x",))]),
         "deadline_s": st.sampled_from([None, 0.2, 5.0]),
@@ -53,7 +56,8 @@ events = st.one_of(
     st.tuples(st.just("stop"), st.integers(0, 99), st.integers(0, 8)),
     st.tuples(st.just("retract"), st.integers(0, 99)),
     st.tuples(st.just("fail"), st.integers(0, 99)),
-    st.tuples(st.just("say"), st.sampled_from(["abort_all", "pause", "resume", "flush", "state"])),
+    st.tuples(st.just("say"), st.sampled_from(["abort_all", "flush", "state", "request"])),
+    st.tuples(st.just("say"), st.sampled_from(["pause", "pause_retract", "pause_abort", "resume", "resume"])),
     st.just(("wait",)),
 )
 
@@ -64,12 +68,16 @@ houses = st.fixed_dictionaries(
         "depth": st.integers(1, 3),
         "mode": st.sampled_from(["eager", "late"]),
         "eos_rate": st.sampled_from([0.0, 0.1]),
-        "schedule_policy": st.sampled_from(["fcfs", "lpm"]),
+        "schedule_policy": st.sampled_from(POLICIES.names()),
         "mixed_chunk": st.booleans(),
         "chunked_prefill": st.sampled_from([0, 16, 17, 40]),
         "max_prefill": st.sampled_from([8, 32, 512]),
         "max_running": st.integers(1, 8),
         "max_queue": st.sampled_from([4, 1024]),
+        "aging": st.sampled_from([0, 1, 64]),
+        "preempt_gap": st.sampled_from([-1, 0, 10]),
+        "min_free_slots": st.sampled_from([0, 0, 2, 9]),
+        "decode_interval": st.sampled_from([0, 0, 1, 4]),
         "retract_every": st.sampled_from([0, 0, 1, 3]),
         "conservativeness": st.sampled_from([0.1, 1.0]),
         "cache": st.sampled_from([CacheArgs(), CacheArgs(prefix_cache=False), CacheArgs(evict="fifo")]),
@@ -139,9 +147,12 @@ class Player:
         messages = {
             "abort_all": AbortReq(abort_all=True),
             "pause": PauseReq("p", paused=True),
+            "pause_retract": PauseReq("p", paused=True, mode="retract"),
+            "pause_abort": PauseReq("p", paused=True, mode="abort"),
             "resume": PauseReq("p", paused=False),
             "flush": FlushCacheReq("f", timeout_s=1.0),
             "state": GetStateReq("s", "state"),
+            "request": GetStateReq("r", "request", {"rid": self.rid(0)}),
         }
         self.script.turn(messages[name])
 

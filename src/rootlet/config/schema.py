@@ -45,7 +45,19 @@ class CacheArgs:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerArgs:
-    schedule_policy: str = knob("fcfs", "order of the waiting queue", choices=("fcfs", "lpm"))
+    schedule_policy: str = knob(
+        "fcfs",
+        "order of the waiting queue, within equal priority; vtc is fair between tenants (`user`)",
+        choices=("fcfs", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first", "lof", "random", "routing-key", "vtc"),
+    )
+    aging: int = knob(
+        64, "tokens that each pass of waiting counts for under lpm and its kin, so that nobody starves; 0 = never age", low=0, unit="tokens"
+    )
+    preempt_gap: int = knob(
+        10, "under fcfs and lof, a request takes the place of running ones whose priority is lower by more than this; -1 = never", low=-1
+    )
+    min_free_slots: int = knob(0, "while requests run, admit new ones only when so many rows are free; 0 = always", low=0)
+    decode_interval: int = knob(0, "decode steps between two prefill steps while requests decode; 0 = prefill whenever possible", low=0)
     max_running: int = knob(64, "requests that hold KV at once", low=1, high=4096)
     max_queue: int = knob(1024, "requests that wait; more get 503 with Retry-After", low=1)
     chunked_prefill: int = knob(512, "tokens of one prefill chunk; 0 = whole prompts", low=0, unit="tokens")

@@ -74,7 +74,7 @@ def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_lo
 
 def _check_wire(req: GenerateReq) -> None:
     """What the wire cannot carry: text that is not UTF-8 (lone surrogates), integers beyond 64 bits."""
-    named = {"user": req.user, "cache_salt": req.cache_salt, "extra_key": req.extra_key, "lora_id": req.lora_id}
+    named = {"user": req.user, "cache_salt": req.cache_salt, "extra_key": req.extra_key, "lora_id": req.lora_id, "routing_key": req.routing_key}
     for name, text in [*named.items(), *(("stop", stop) for stop in req.sampling.stop)]:
         if text is not None and not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
             raise InvalidValue(name, f"{name} holds a lone surrogate, which is no valid text")
@@ -139,6 +139,7 @@ def wire_requests(
             parent_rid=wire_rids[0] if index else None,
             deadline_s=req.deadline_s,
             user=req.user,
+            routing_key=req.routing_key,
         )
         for index, wire_rid in enumerate(wire_rids)
     ]

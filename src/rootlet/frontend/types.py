@@ -30,6 +30,7 @@ class GenerateReq:
     priority: int | None = None
     deadline_s: float | None = None
     user: str | None = None
+    routing_key: str | None = None
     param: str = "prompt"
 
 

@@ -11,7 +11,7 @@ prefix. Token ids travel as little-endian int32 bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,7 +35,8 @@ class DetokSpec(msgspec.Struct, frozen=True):
 
 class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """One request for one choice. `parent_rid` set = a parallel sample: it waits until the parent's prefill is in the tree (n > 1 shares one
-    prefill). `deadline_s` = seconds from arrival. `priority`: larger is more important."""
+    prefill). `deadline_s` = seconds from arrival. `priority`: larger is more important. `user` is the tenant under `vtc`; requests of one
+    `routing_key` are kept together under `routing-key`."""
 
     rid: str
     input_ids: bytes
@@ -50,6 +51,7 @@ class TokenizedGenerateReqInput(msgspec.Struct, frozen=True, tag=True, kw_only=T
     parent_rid: str | None = None
     deadline_s: float | None = None
     user: str | None = None
+    routing_key: str | None = None
 
 
 class AbortReq(msgspec.Struct, frozen=True, tag=True):
@@ -77,7 +79,8 @@ class FlushCacheReq(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetStateReq(msgspec.Struct, frozen=True, tag=True):
-    """`what`: "info" (config, capacity, counters), "state" (queues, lengths, ledger, ASCII tree), "metrics" (counters, gauges, histograms)."""
+    """`what`: "info" (config, capacity, counters), "state" (queues, lengths, ledger, ASCII tree), "metrics" (counters, gauges, histograms),
+    "request" (one request and what happened to it, by `args["rid"]`; {} when it is not known), "tree" (the prefix cache)."""
 
     req_id: str
     what: str = "info"
@@ -85,8 +88,11 @@ class GetStateReq(msgspec.Struct, frozen=True, tag=True):
 
 
 class PauseReq(msgspec.Struct, frozen=True, tag=True):
+    """`mode` of a pause: "in_place" (freeze), "retract" (running requests give their KV back and wait), "abort" (every request ends)."""
+
     req_id: str
     paused: bool
+    mode: Literal["in_place", "retract", "abort"] = "in_place"
 
 
 class ShutdownReq(msgspec.Struct, frozen=True, tag=True):

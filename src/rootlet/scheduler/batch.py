@@ -14,7 +14,7 @@ from rootlet.core.step import RELAY, IntArray, RowInit, StepPlan
 from rootlet.core.types import ForwardMode, LogprobSpec, Phase
 from rootlet.scheduler.prefill_adder import Admitted
 from rootlet.scheduler.req import Req
-from rootlet.scheduler.state import LaunchedRow, LaunchedStep, SchedulerState
+from rootlet.scheduler.state import LaunchedRow, LaunchedStep, SchedulerState, note
 
 
 class ScheduleBatch:
@@ -41,8 +41,13 @@ class ScheduleBatch:
             self._slots.append(self._state.kv.slots(req.kv.row, chunk.start, chunk.stop))
             req.planned = req.kv.kv_committed_len = chunk.stop
             req.pending_chunks += 1
+            self._state.counters.prefilled_tokens += chunk.stop - chunk.start
             req.pending += int(sample)
             req.times.num_chunks += 1
+            if not (chunk.is_first and chunk.is_last):
+                note(
+                    self._state, req, "chunk", number=req.times.num_chunks, start=chunk.start, stop=chunk.stop, of=req.fill_len, step=self._state.step
+                )
             if chunk.is_last:
                 self._state.queues.move(req, Phase.DECODE)
         self._num_extend = len(self._rows)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from rootlet.core.step import RowResult, StepResult
 from rootlet.core.types import Finish, FinishKind, Phase, TokenLogprob
 from rootlet.ipc.messages import StopReq
+from rootlet.scheduler.policies.fairness import DRAWN_WEIGHT
 from rootlet.scheduler.req import Req
-from rootlet.scheduler.state import LaunchedRow, SchedulerState, end_req
+from rootlet.scheduler.state import LaunchedRow, SchedulerState, end_req, note
 
 
 def commit(state: SchedulerState, result: StepResult) -> None:
@@ -62,9 +63,11 @@ def _append_tokens(state: SchedulerState, req: Req, result: RowResult) -> Finish
     assert result.tokens, f"step gave no token for {req.rid}"
     if req.times.first_token_s is None:
         req.times.first_token_s = state.clock.now()
+        note(state, req, "first token")
     for i, token in enumerate(result.tokens):
         req.append(token)
         state.counters.generated_tokens += 1
+        req.tenant.served += DRAWN_WEIGHT
         if req.spec.logprobs is not None:
             req.out.logprobs.append(result.logprobs[i])
         finish = check_finish(req, token)

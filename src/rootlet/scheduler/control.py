@@ -14,8 +14,9 @@ from rootlet.config.schema import SchedulerArgs
 from rootlet.core.step import ControlOp, Executor, StepPlan
 from rootlet.core.types import Finish, FinishKind, Phase
 from rootlet.ipc.messages import AbortReq, FlushCacheReq, FlushCacheReqOutput, GetStateReq, GetStateReqOutput, HealthTick, PauseReq, ShutdownReq
+from rootlet.scheduler.pause import pause
 from rootlet.scheduler.req import Req
-from rootlet.scheduler.state import SchedulerState, end_req
+from rootlet.scheduler.state import SchedulerState, end_req, note_queued, waits_of
 
 HEALTH_PERIOD_S = 0.5
 GATE_POLL_S = 0.005
@@ -114,8 +115,7 @@ class Control:
         end_req(self._state, req, Finish(FinishKind.ABORT, status=499, code="aborted", message=reason))
 
     def pause(self, msg: PauseReq) -> None:
-        """Freeze in place: steps in flight are still collected, none are launched."""
-        self._state.paused = msg.paused
+        pause(self._state, msg)
         self._send(GetStateReqOutput(msg.req_id, {"paused": msg.paused}))
 
     def flush(self, msg: FlushCacheReq) -> None:
@@ -123,6 +123,9 @@ class Control:
 
     def get_state(self, msg: GetStateReq) -> None:
         dumps = {"info": self.info, "state": self.dump, "metrics": self.metrics}
+        if msg.what == "request":
+            self._send(GetStateReqOutput(msg.req_id, self.request(str(msg.args.get("rid")))))
+            return
         make = dumps.get(msg.what)
         self._send(GetStateReqOutput(msg.req_id, make() if make else {"error": f"unknown state {msg.what!r} (known: {', '.join(dumps)})"}))
 
@@ -153,6 +156,7 @@ class Control:
                 end_req(self._state, req, verdict)
             elif verdict:
                 self._state.queues.move(req, Phase.WAITING)
+                note_queued(self._state, req, "gate opened")
 
     def end_all(self, finish: Finish) -> None:
         """Every live request ends with `finish`."""
@@ -184,6 +188,13 @@ class Control:
         if self._state.queues.gated and not self._state.paused:
             moments.append(now_s + GATE_POLL_S)
         return max(min(moments) - now_s, 0.0)
+
+    def request(self, rid: str) -> dict[str, Any]:
+        """One live or recently finished request with its timeline, under "request"; {} when it is not known."""
+        req, ended = self._state.queues.by_rid.get(rid), self._state.finished.get(rid)
+        if req is not None:
+            return {"request": {"phase": req.phase.value, **req_line(req), **req.timeline.dump(), "waiting_for": waits_of(self._state, req)}}
+        return {"request": {"phase": Phase.DONE.value, **ended.dump()}} if ended is not None else {}
 
     def info(self) -> dict[str, Any]:
         s = self._state

@@ -38,8 +38,10 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    prefilled_tokens: int = 0
     recomputed_tokens: int = 0
     retractions: int = 0
+    preemptions: int = 0
     discarded_rows: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0

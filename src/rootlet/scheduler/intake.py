@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from rootlet.core.errors import ContextOverflow, InvalidValue, PoolOverflow, QueueFull, RootletError
-from rootlet.core.types import Finish, FinishKind, Namespace, Phase
+from rootlet.core.types import Finish, FinishKind, Namespace
 from rootlet.ipc.messages import TokenizedGenerateReqInput
 from rootlet.scheduler.req import Req, ReqSpec, ReqTimes
 from rootlet.scheduler.state import SchedulerState
@@ -38,9 +38,14 @@ def make_req(state: SchedulerState, msg: TokenizedGenerateReqInput) -> Req:
         stream=msg.stream,
         priority=msg.priority or 0,
         parent_rid=msg.parent_rid,
+        routing_key=msg.routing_key or None,
     )
     state.next_seq += 1
-    return Req(spec=spec, tokens=bytearray(msg.input_ids), prompt_len=prompt_len, times=ReqTimes(arrival_s=state.clock.now()), phase=Phase.WAITING)
+    times = ReqTimes(arrival_s=state.clock.now(), prefilled_at_arrival=state.counters.prefilled_tokens)
+    req = Req(spec=spec, tokens=bytearray(msg.input_ids), prompt_len=prompt_len, times=times, tenant=state.tenants.enter(msg.user or None))
+    facts = {"rid": msg.rid, "prompt_len": prompt_len, "max_new": max_new, "priority": spec.priority, "user": req.tenant.name}
+    req.timeline.facts = facts
+    return req
 
 
 def check_queue(num_queued: int, max_queue: int) -> None:

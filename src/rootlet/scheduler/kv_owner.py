@@ -7,6 +7,7 @@ next is ordered after the last plan that named them (architecture D2; scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,6 +117,20 @@ class KvOwner:
 
     def take_deltas(self) -> tuple[PageDelta, ...]:
         return self.req_to_token.take_deltas()
+
+    def available_without(self, reqs: Sequence[Req]) -> int:
+        """Pages that would be free or evictable if these requests were released. Changes nothing."""
+        private = 0
+        for req in reqs:
+            kv = req.kv
+            private += ceil_pages(kv.kv_allocated_len, self.page_size) - kv.cache_protected_len // self.page_size
+            if kv.lock is not None:
+                self.cache.dec_lock_ref(kv.lock)
+        pages = self.cache.available_pages + private
+        for req in reqs:
+            if req.kv.lock is not None:
+                req.kv.lock = self.cache.inc_lock_ref(req.kv.lock.node)
+        return pages
 
     def ledger(self) -> dict[str, int]:
         """Pages by owner; they add up to the pool (I1)."""

@@ -7,10 +7,11 @@ the next one, is never matched again, and holds all its pages already.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rootlet.core.types import Phase
-from rootlet.scheduler.budget import CLIP_NEW_LEN, Limits, PrefillBudget, ceil_pages, pages_to_finish
+from rootlet.scheduler.budget import CLIP_NEW_LEN, Limits, PrefillBudget, ceil_pages, pages_to_finish, reserved_pages
 from rootlet.scheduler.kv_owner import KvOwner
 from rootlet.scheduler.queue import Queues
 from rootlet.scheduler.req import Req
@@ -69,7 +70,7 @@ class PrefillAdder:
             return refused
         locked = self._kv.match(req)
         fill_len, prefix_len, page = req.num_tokens, locked.prefix_len, self._limits.page_size
-        need = pages_to_finish(fill_len, min(req.left_new, CLIP_NEW_LEN), page) - prefix_len // page
+        need = self._pages_needed(req, prefix_len)
         have = self._kv.cache.available_pages - budget.reserved_pages
         size = self._chunk_size(fill_len - prefix_len)
         if need > have:
@@ -87,10 +88,37 @@ class PrefillAdder:
         budget.spend(0, reserve_pages=need - own_pages, new_row=True)
         return self._take(req, prefix_len + size, is_first=True)
 
+    def would_fit(self, req: Req, *, without: Sequence[Req], ratio: float) -> bool:
+        """Would `add_one_req` admit `req` once these running requests were released? `ratio` = that of the budget. Changes nothing."""
+        budget, page = self._budget, self._limits.page_size
+        if budget.num_rows + len(without) <= 0 or self._step_is_full() is not None:
+            return False
+        locked = self._kv.match(req)
+        need = self._pages_needed(req, locked.prefix_len)
+        reserved = budget.reserved_pages - sum(reserved_pages(r, ratio, page) for r in without)
+        fits = need <= self._kv.available_without(without) - reserved and not isinstance(
+            self._chunk_size(req.num_tokens - locked.prefix_len), Refused
+        )
+        self._kv.unlock(locked)
+        return fits
+
+    def give_back(self, reqs: Sequence[Req], *, ratio: float) -> None:
+        """These running requests are about to be released: their rows and reservations return to the budget."""
+        self._budget.num_rows += len(reqs)
+        self._budget.reserved_pages -= sum(reserved_pages(r, ratio, self._limits.page_size) for r in reqs)
+
+    def _pages_needed(self, req: Req, prefix_len: int) -> int:
+        page = self._limits.page_size
+        return pages_to_finish(req.num_tokens, min(req.left_new, CLIP_NEW_LEN), page) - prefix_len // page
+
     def _refused_before_match(self) -> Refused | None:
         budget = self._budget
         if budget.num_rows <= 0:
             return Refused("rows", 1, 0, f"--max-running is {self._limits.max_rows}")
+        return self._step_is_full()
+
+    def _step_is_full(self) -> Refused | None:
+        budget = self._budget
         if self.admitted and budget.input_len <= 0:
             return Refused("input", 1, budget.input_len, "--max-prefill tokens are in this step")
         if budget.chunk_len <= 0 or budget.step_len <= 0:

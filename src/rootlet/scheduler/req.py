@@ -20,6 +20,7 @@ from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.step import IntArray
 from rootlet.core.types import LogprobSpec, Namespace, Phase, TokenLogprob
 from rootlet.ipc.messages import DetokSpec
+from rootlet.scheduler.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,16 @@ class ReqSpec:
     stream: bool = False
     priority: int = 0
     parent_rid: str | None = None
+    routing_key: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """Whose request it is, and what they were served, in weighted tokens (policies/fairness.py)."""
+
+    name: str | None = None
+    served: int = 0
+    num_live: int = 0
 
 
 @dataclass(slots=True)
@@ -62,6 +73,8 @@ class ReqTimes:
     cached_len: int = 0
     num_chunks: int = 0
     num_retractions: int = 0
+    num_preemptions: int = 0
+    prefilled_at_arrival: int = 0
     num_passes: int = 0
     wait_reasons: dict[str, int] = field(default_factory=dict)
     last_why: str = ""
@@ -87,6 +100,8 @@ class Req:
     outputs_at_admission: int = 0
     prefill_done: bool = False
     kv: ReqKvInfo = field(default_factory=ReqKvInfo)
+    tenant: Tenant = field(default_factory=Tenant)
+    timeline: Timeline = field(default_factory=Timeline)
     out: ReqOutput = field(default_factory=ReqOutput)
 
     @property

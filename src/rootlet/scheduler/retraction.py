@@ -1,6 +1,6 @@
 """When pages run short while decoding: who gives way. The choice is pure; `retract_decode` applies it through the callables it is given.
 
-Order of keeping: most outputs first, then the shortest prompt, then arrival (scheduler.md 2.8): the one that lost least work goes first, and the
+Order of keeping: larger priority, most outputs, the shortest prompt, arrival (scheduler.md 2.8): the one that loses least work goes first, and the
 one that is kept always gets on, so the batch cannot starve itself.
 """
 
@@ -22,7 +22,7 @@ class Retraction:
 
 def keep_order(reqs: Sequence[Req]) -> list[Req]:
     """The last one is the first victim."""
-    return sorted(reqs, key=lambda r: (-len(r.outputs), r.prompt_len, r.spec.seq, r.rid))
+    return sorted(reqs, key=lambda r: (-r.spec.priority, -len(r.outputs), r.prompt_len, r.spec.seq, r.rid))
 
 
 def forced_victim(rows: Sequence[Req]) -> Req | None:

@@ -14,7 +14,7 @@ from rootlet.config.schema import CacheArgs, SchedulerArgs
 from rootlet.core.clock import Clock
 from rootlet.core.errors import RootletError, Unavailable
 from rootlet.core.step import Executor, StepPlan, StepResult
-from rootlet.core.types import Finish, FinishKind, Phase
+from rootlet.core.types import Finish, FinishKind, ForwardMode, Phase
 from rootlet.ipc.messages import (
     AbortReq,
     BatchTokenIDOutput,
@@ -29,21 +29,21 @@ from rootlet.ipc.messages import (
 )
 from rootlet.scheduler import invariants
 from rootlet.scheduler.batch import ScheduleBatch
-from rootlet.scheduler.budget import NewTokenRatio, limits_of, prefill_budget
+from rootlet.scheduler.budget import NewTokenRatio, limits_of
 from rootlet.scheduler.commit import commit, stop_req
 from rootlet.scheduler.control import Control
 from rootlet.scheduler.counters import Counters
+from rootlet.scheduler.delay import PrefillDelay
 from rootlet.scheduler.gates.base import GateKeeper
 from rootlet.scheduler.gates.parallel import ParallelGate
 from rootlet.scheduler.intake import check_queue, finish_of, make_req
 from rootlet.scheduler.kv_owner import KvOwner
 from rootlet.scheduler.output import Outbox
-from rootlet.scheduler.policy import POLICIES, PolicyContext
-from rootlet.scheduler.prefill_adder import PrefillAdder, Refused
+from rootlet.scheduler.prefill_pass import PrefillPass
 from rootlet.scheduler.queue import Queues
 from rootlet.scheduler.req import Req
 from rootlet.scheduler.retraction import forced_victim, retract_decode
-from rootlet.scheduler.state import SchedulerState, end_req, note_admission, retract_req
+from rootlet.scheduler.state import SchedulerState, end_req, note_queued, retract_req
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,6 @@ class Scheduler:
         self.executor = executor
         self._args = scheduler_args
         self._check = check
-        self._order = POLICIES.get(scheduler_args.schedule_policy)
         self._decodes_since_forced = 0
         capacity, counters, queues = executor.capacity, Counters(), Queues()
         gates = (ParallelGate(queues),) if cache_args.prefix_cache else ()
@@ -90,8 +89,8 @@ class Scheduler:
             ratio=NewTokenRatio(scheduler_args.conservativeness),
         )
         self.control = Control(self.state, executor=executor, args=scheduler_args, send=sinks.to_tokenizer)
-        kv = self.state.kv
-        self._policy_context = PolicyContext(page_size=kv.page_size, cache_enabled=kv.enabled, probe=kv.probe)
+        self._delay = PrefillDelay(scheduler_args, max_rows=self.state.limits.max_rows)
+        self._prefill = PrefillPass(self.state, scheduler_args, self._delay)
 
     # ---- what the loop asks ------------------------------------------------------------------------------------------------------------
 
@@ -171,6 +170,7 @@ class Scheduler:
         if state.gates.begin(req):
             req.phase = Phase.GATED
         state.queues.add(req)
+        note_queued(state, req, "queued", gated=req.phase is Phase.GATED)
         self.control.deadlines.watch(req, msg.deadline_s)
 
     def on_tick(self) -> None:
@@ -190,10 +190,15 @@ class Scheduler:
     def get_next_batch_to_run(self) -> StepPlan | None:
         """The next plan, already counted as in flight: the caller must submit it. Prefill goes before decode. None = nothing to launch now."""
         batch = None
-        if not self.state.paused:
+        self.state.tick += 1
+        if self.state.paused:
+            self._prefill.note_pause()
+        else:
             self._force_retraction()
             batch = self.get_new_batch_prefill() or self._update_running_batch()
         plan = None if batch is None else batch.freeze()
+        if plan is not None:
+            self._delay.launched(prefill=plan.mode is not ForwardMode.DECODE, decode=plan.mode is not ForwardMode.EXTEND)
         self._end_turn()
         if plan is None:
             invariants.check_i8_progress(self.state, plan)
@@ -203,38 +208,14 @@ class Scheduler:
 
     def get_new_batch_prefill(self) -> ScheduleBatch | None:
         """Admit from the waiting queue; the unfinished chunk goes on first. None when nothing could be admitted."""
-        state, queues = self.state, self.state.queues
-        if not queues.prefill and (not queues.waiting or queues.num_running >= state.limits.max_rows):
+        chunks, riders = self._prefill.run()
+        if not chunks:
             return None
-        riders, rider_pages = self._mixed_riders()
-        budget = prefill_budget(state.limits, queues.holders(), ratio=state.ratio.value, num_mixed=len(riders), mixed_pages=rider_pages)
-        adder = PrefillAdder(state.limits, state.kv, queues, budget)
-        for req in list(queues.prefill):
-            adder.continue_chunk(req)
-        for req in self._order(queues.waiting, self._policy_context):
-            verdict = adder.add_one_req(req)
-            if isinstance(verdict, Refused):
-                req.times.waited_for(verdict.term, verdict.why())
-                break
-            note_admission(state, req, verdict.start)
-        if not adder.admitted:
-            return None
-        for req in queues.waiting:
-            req.times.num_passes += 1
-        batch = ScheduleBatch(state)
-        batch.prepare_for_extend(adder.admitted)
+        batch = ScheduleBatch(self.state)
+        batch.prepare_for_extend(chunks)
         batch.prepare_for_decode(riders)
         self._decodes_since_forced += bool(riders)
         return batch
-
-    def _mixed_riders(self) -> tuple[list[Req], int]:
-        """Decode rows that share the step with a prefill chunk, and the pages they take. None when that would need a retraction."""
-        state = self.state
-        riders = state.queues.decodable() if state.limits.mixed else []
-        pages = sum(state.kv.pages_for_next(r) for r in riders)
-        if len(riders) + state.limits.page_size > state.limits.max_step_tokens or not state.kv.cache.ensure_pages(pages):
-            return [], 0
-        return riders, pages
 
     def _update_running_batch(self) -> ScheduleBatch | None:
         """One token for each running request; retract when pages run short."""

@@ -50,6 +50,7 @@ COMMON: Schema = {
     "extra_key": _STRING,
     "deadline_s": {"type": ["number", "null"], "exclusiveMinimum": 0},
     "user": _STRING,
+    "routing_key": _STRING,
     "return_token_ids": _BOOL,
     "prompt_logprobs": _integer(0),
 }

@@ -14,7 +14,6 @@ from rootlet.config.schema import CacheArgs
 from rootlet.core.errors import BadConfig
 from rootlet.core.types import FinishKind, Phase
 from rootlet.ipc.messages import AbortReq, StopReq
-from rootlet.scheduler.policy import AGING_LEN
 from rootlet.scheduler.req import Req
 from rootlet.scheduler.state import retract_req
 
@@ -84,7 +83,7 @@ def test_a8_newcomer_beside_a_hog_and_a_parked_request_waits_boundedly() -> None
 
 def test_a9_lpm_ages_so_that_a_cold_request_overtakes_a_hot_stream() -> None:
     script = Script(schedule_policy="lpm", max_running=1, num_pages=256)
-    hot = prompt_of(3 * AGING_LEN)
+    hot = prompt_of(3 * 64)
     script.run(generate("seed", hot, 1))
     script.turn(generate("cold", prompt_of(60, 7), 1))
     done_before = 0

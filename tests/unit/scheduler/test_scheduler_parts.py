@@ -17,7 +17,8 @@ from rootlet.scheduler.commit import check_finish
 from rootlet.scheduler.gates.base import GateKeeper
 from rootlet.scheduler.gates.parallel import ParallelGate
 from rootlet.scheduler.in_batch_prefix import InBatchPrefix
-from rootlet.scheduler.policy import LPM_QUEUE_LIMIT, POLICIES, PolicyContext
+from rootlet.scheduler.policies import POLICIES, PolicyContext
+from rootlet.scheduler.policies.base import MATCHED_QUEUE_LIMIT
 from rootlet.scheduler.prefill_adder import Admitted, PrefillAdder, Refused
 from rootlet.scheduler.queue import Queues
 from rootlet.scheduler.req import Req, ReqSpec, ReqTimes
@@ -189,7 +190,7 @@ def test_lpm_longest_match_first_ties_by_arrival_then_rid() -> None:
 
 
 def test_lpm_is_fcfs_without_a_cache_and_above_128() -> None:
-    reqs = [req(f"{i:03}", seq=i) for i in range(LPM_QUEUE_LIMIT + 1)]
+    reqs = [req(f"{i:03}", seq=i) for i in range(MATCHED_QUEUE_LIMIT + 1)]
     asked: list[str] = []
     ctx = PolicyContext(page_size=4, cache_enabled=True, probe=lambda r: asked.append(r.rid) or int(r.rid))
     assert order("lpm", reqs, ctx) == [r.rid for r in reqs]

@@ -42,12 +42,14 @@ class Common:
     priority: int | None
     deadline_s: float | None
     user: str | None
+    routing_key: str | None
 
     def request(self, *, sampling: SamplingParams, logprobs: LogprobSpec | None, param: str, rid: str | None = None) -> dict[str, Any]:
         """The keyword arguments of a `GenerateReq`, but for its prompt."""
         return {
             "sampling": sampling, "logprobs": logprobs, "stream": self.stream, "rid": rid or self.rid, "extra_key": self.extra_key,
             "cache_salt": self.cache_salt, "priority": self.priority, "deadline_s": self.deadline_s, "user": self.user, "param": param,
+            "routing_key": self.routing_key,
         }  # fmt: skip
 
 
@@ -81,6 +83,7 @@ def read_common(fields: Fields, context: ServerContext, *, prefix: str) -> Commo
         priority=fields.integer("priority", low=-(2**31), high=2**31 - 1),
         deadline_s=_deadline(fields),
         user=fields.string("user", max_chars=4096),
+        routing_key=fields.string("routing_key", max_chars=512),
     )
 
 

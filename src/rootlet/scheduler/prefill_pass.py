@@ -1,0 +1,110 @@
+"""One pass over the waiting queue: order it, admit while the budget lasts, preempt where that is allowed, and say why it stopped.
+
+The walk is strict: the first request that is refused ends it, so nobody small slips past somebody large for ever. Why it stopped goes to
+`state.waits`, once a pass. Decides who; how much each costs is `prefill_adder`, what the rows of the step are is `batch`.
+"""
+
+from __future__ import annotations
+
+from rootlet.config.schema import SchedulerArgs
+from rootlet.core.types import Phase
+from rootlet.scheduler import preemption
+from rootlet.scheduler.budget import prefill_budget
+from rootlet.scheduler.delay import PrefillDelay
+from rootlet.scheduler.policies import POLICIES, PolicyContext
+from rootlet.scheduler.prefill_adder import Admitted, PrefillAdder, Refused
+from rootlet.scheduler.req import Req
+from rootlet.scheduler.state import SchedulerState, note_admission, retract_req
+
+
+class PrefillPass:
+    """Lives as long as the scheduler; `run` once a tick. Raises `BadConfig` for an unknown policy."""
+
+    def __init__(self, state: SchedulerState, args: SchedulerArgs, delay: PrefillDelay) -> None:
+        kv = state.kv
+        self._state = state
+        self._delay = delay
+        self._order = POLICIES.get(args.schedule_policy)
+        self._gap = args.preempt_gap if args.schedule_policy in preemption.PREEMPTIVE_POLICIES else -1
+        self._context = PolicyContext(
+            page_size=kv.page_size,
+            cache_enabled=kv.enabled,
+            probe=kv.probe,
+            aging_len=args.aging,
+            prefilled=lambda: state.counters.prefilled_tokens,
+            queues=state.queues,
+        )
+
+    def run(self) -> tuple[list[Admitted], list[Req]]:
+        """The extend rows of the next step, the unfinished chunk first, and the decode rows that ride along. ([], []) when there are none."""
+        state, queues = self._state, self._state.queues
+        if not queues.prefill and not queues.waiting:
+            return [], []
+        held = self._delay.all_prefill(queues)
+        if held:
+            return self._stop("decode-interval", held)
+        if not queues.prefill and queues.num_running >= state.limits.max_rows and not self._may_preempt():
+            return self._stop("rows", f"rows: needs 1, has 0; --max-running is {state.limits.max_rows}")
+        riders, rider_pages = self._mixed_riders()
+        budget = prefill_budget(state.limits, queues.holders(), ratio=state.ratio.value, num_mixed=len(riders), mixed_pages=rider_pages)
+        adder = PrefillAdder(state.limits, state.kv, queues, budget)
+        for req in list(queues.prefill):
+            adder.continue_chunk(req)
+        self._admit(adder)
+        if not adder.admitted:
+            return [], []
+        for req in queues.waiting:
+            req.times.num_passes += 1
+        return adder.admitted, [r for r in riders if r.phase is Phase.DECODE]
+
+    def _admit(self, adder: PrefillAdder) -> None:
+        state, queues = self._state, self._state.queues
+        held = self._delay.admission(queues)
+        if held:
+            self._stop("min-free-slots", held)
+            return
+        for req in self._order(queues.waiting, self._context):
+            verdict = adder.add_one_req(req)
+            if isinstance(verdict, Refused) and self._gap >= 0:
+                verdict = self._preempt_for(req, adder, verdict)
+            if isinstance(verdict, Refused):
+                req.times.waited_for(verdict.term, verdict.why())
+                self._stop(verdict.term, f"{req.rid}: {verdict.why()}")
+                return
+            note_admission(state, req, verdict.start)
+
+    def _stop(self, reason: str, why: str) -> tuple[list[Admitted], list[Req]]:
+        if self._state.queues.waiting:
+            self._state.waits.note(self._state.tick, reason, why)
+        return [], []
+
+    def note_pause(self) -> None:
+        """This tick launches nothing because the scheduler is paused."""
+        self._stop("paused", "paused: nothing is launched until the server is told to continue")
+
+    def _may_preempt(self) -> bool:
+        return self._gap >= 0 and preemption.is_wanted(self._state.queues, self._gap)
+
+    def _preempt_for(self, req: Req, adder: PrefillAdder, refused: Refused) -> Admitted | Refused:
+        """Make room by the fewest less important requests, at once; nobody is touched when that would not do."""
+        if refused.term not in ("rows", "pages"):
+            return refused
+        state, ratio = self._state, self._state.ratio.value
+        spared = {chunk.req for chunk in adder.admitted}
+        able = preemption.candidates(state.queues, req, gap=self._gap, spared=spared)
+        victims = preemption.choose(able, lambda some: adder.would_fit(req, without=some, ratio=ratio))
+        if not victims:
+            return refused
+        adder.give_back(victims, ratio=ratio)
+        for victim in victims:
+            retract_req(state, victim, "preempted")
+        return adder.add_one_req(req)
+
+    def _mixed_riders(self) -> tuple[list[Req], int]:
+        """Decode rows that share the step with a prefill chunk, and the pages they take. None when that would need a retraction."""
+        state = self._state
+        riders = state.queues.decodable() if state.limits.mixed else []
+        pages = sum(state.kv.pages_for_next(r) for r in riders)
+        if len(riders) + state.limits.page_size > state.limits.max_step_tokens or not state.kv.cache.ensure_pages(pages):
+            return [], 0
+        return riders, pages
