@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fixtures.script import Script, generate, prompt_of
 from rootlet.config.schema import CacheArgs
 from rootlet.core.types import LogprobSpec, Phase
-from rootlet.ipc.messages import AbortReq, DetokSpec, FlushCacheReq, GetStateReq, PauseReq, ShutdownReq, StopReq, TokenizedGenerateReqInput
+from rootlet.ipc.messages import AbortReq, DetokSpec, FlushCacheReq, GetStateReq, PauseReq, PinReq, ShutdownReq, StopReq, TokenizedGenerateReqInput
 from rootlet.scheduler.policies import POLICIES
 from rootlet.scheduler.state import retract_req
 
@@ -55,6 +55,8 @@ events = st.one_of(
     st.tuples(st.just("abort"), st.integers(0, 99)),
     st.tuples(st.just("stop"), st.integers(0, 99), st.integers(0, 8)),
     st.tuples(st.just("retract"), st.integers(0, 99)),
+    st.tuples(st.just("pin"), st.integers(0, 99), st.sampled_from([0.1, 5.0])),
+    st.tuples(st.just("unpin"), st.sampled_from([None, "pin-1", "pin-2"])),
     st.tuples(st.just("fail"), st.integers(0, 99)),
     st.tuples(st.just("say"), st.sampled_from(["abort_all", "flush", "state", "request"])),
     st.tuples(st.just("say"), st.sampled_from(["pause", "pause_retract", "pause_abort", "resume", "resume"])),
@@ -139,6 +141,14 @@ class Player:
             self.script.executor.fail(self.rid(n))
         self.script.turn()
 
+    def pin(self, n: int, ttl_s: float) -> None:
+        msg = self.script.sent.get(self.rid(n))
+        if msg is not None:
+            self.script.turn(PinReq("p", "pin", input_ids=msg.input_ids, ttl_s=ttl_s, extra_key=msg.extra_key))
+
+    def unpin(self, pin_id: str | None) -> None:
+        self.script.turn(PinReq("u", "unpin", pin_id=pin_id))
+
     def wait(self) -> None:
         self.script.clock.advance(0.15)
         self.script.turn()
@@ -175,6 +185,7 @@ def test_random_scripts_keep_every_invariant_and_every_token(house: dict[str, An
         script.turn(ShutdownReq(drain_s=1.0))
         script.turn(ShutdownReq(drain_s=0.0))
     script.run()
+    script.turn(PinReq("u", "unpin"))
     script.check_all_replies()
 
 

@@ -18,6 +18,8 @@ COMMANDS = {
     "chat": ("rootlet.cli.chat:chat", "Talk to a model in the terminal: a running server, or one of its own."),
     "run": ("rootlet.cli.run:run", "Answer one prompt (argument or standard input) and exit."),
     "batch": ("rootlet.cli.batch:batch", "Answer a file of OpenAI batch lines; resumes where it stopped."),
+    "trace": ("rootlet.cli.remote:trace", "Explain what happened to one request of a running server, and why it waited."),
+    "cache": ("rootlet.cli.remote:cache", "Look into the prefix cache of a running server; pin, unpin, flush."),
     "doctor": ("rootlet.cli.doctor:doctor", "Explain this machine and what would be chosen on it."),
     "version": ("rootlet.cli.version:version", "Print the version and what it was built with."),
 }

@@ -24,6 +24,7 @@ from rootlet.core.types import Finish, FinishKind
 from rootlet.frontend.admission import check_prompt, check_request, check_text, left_neighbour, refusal_of, wire_requests
 from rootlet.frontend.detokenize import TokenBytes
 from rootlet.frontend.detokenizer_manager import DetokenizerManager
+from rootlet.frontend.engine_control import EngineControl
 from rootlet.frontend.pending_calls import PendingCalls
 from rootlet.frontend.req_state import ChoiceState, ReqState
 from rootlet.frontend.req_table import ReqTable
@@ -91,6 +92,7 @@ class TokenizerManager:
         self._detokenizer: DetokenizerManager | None = None
         self._table = ReqTable(self._clock, ids or RandomIds())
         self._calls = PendingCalls(ids or RandomIds())
+        self.control = EngineControl(send, self._calls, self._check_open)
         self._death = "the engine is not running"
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
 

@@ -3,7 +3,7 @@
 Rule: each `rid` that the frontend sends gets exactly one terminal message (an output whose `finish` is set). rids match exactly, never by
 prefix. Token ids travel as little-endian int32 bytes.
 
-    frontend  -> scheduler     TokenizedGenerateReqInput, AbortReq, StopReq, FlushCacheReq, GetStateReq, PauseReq, ShutdownReq
+    frontend  -> scheduler     TokenizedGenerateReqInput, AbortReq, StopReq, FlushCacheReq, GetStateReq, PauseReq, PinReq, ShutdownReq
     scheduler -> detokenizer   BatchTokenIDOutput
     detokenizer -> frontend    BatchStrOutput
     scheduler -> frontend      SchedulerReady, LoadProgress, FlushCacheReqOutput, GetStateReqOutput, HealthTick, SchedulerError
@@ -93,6 +93,20 @@ class PauseReq(msgspec.Struct, frozen=True, tag=True):
     req_id: str
     paused: bool
     mode: Literal["in_place", "retract", "abort"] = "in_place"
+
+
+class PinReq(msgspec.Struct, frozen=True, tag=True):
+    """Keep what is cached of the prefix `input_ids` (int32 bytes) for `ttl_s`; give up `pin_id` (None = all); list what is pinned. Answered by a
+    `GetStateReqOutput`."""
+
+    req_id: str
+    action: Literal["pin", "unpin", "list"]
+    input_ids: bytes = b""
+    ttl_s: float = 0.0
+    pin_id: str | None = None
+    lora_id: str | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
 
 
 class ShutdownReq(msgspec.Struct, frozen=True, tag=True):
@@ -204,6 +218,6 @@ class SchedulerError(msgspec.Struct, frozen=True, tag=True):
     exit_code: int = 1
 
 
-ToScheduler = TokenizedGenerateReqInput | AbortReq | StopReq | FlushCacheReq | GetStateReq | PauseReq | ShutdownReq
+ToScheduler = TokenizedGenerateReqInput | AbortReq | StopReq | FlushCacheReq | GetStateReq | PauseReq | PinReq | ShutdownReq
 ToDetokenizer = BatchTokenIDOutput
 ToTokenizer = BatchStrOutput | LoadProgress | SchedulerReady | FlushCacheReqOutput | GetStateReqOutput | HealthTick | SchedulerError

@@ -49,6 +49,11 @@ KV_PAGES = Metric(
     ("state",),
 )
 SCHEDULER_RETRACTIONS = Metric("rootlet_retractions_total", "counter", "Retractions by the scheduler since its start")
+SCHEDULER_PREEMPTIONS = Metric("rootlet_preemptions_total", "counter", "Requests that gave way to a more important one, since the engine's start")
+EVICTED_PAGES = Metric("rootlet_evicted_pages_total", "counter", "Cached KV pages that were given up for new ones, since the engine's start")
+QUEUE_BY_REASON = Metric(
+    "rootlet_queued_requests", "gauge", "Waiting requests by what holds the head of the queue back: a budget, a delay, a gate", ("reason",)
+)
 SCHEDULER_STATE = Metric("rootlet_scheduler_state", "gauge", "Any other number of the scheduler's snapshot, by key", ("key",))
 ENGINE_UP = Metric("rootlet_engine_up", "gauge", "1 when the engine is ready and makes progress")
 
@@ -56,5 +61,15 @@ REQUEST_METRICS = (
     REQUESTS, PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS, RETRACTIONS, TTFT, ITL, TPOT, E2E, QUEUE, PROMPT_LEN, COMPLETION_LEN, IN_FLIGHT,
     HTTP, HTTP_SECONDS,
 )  # fmt: skip
-ENGINE_METRICS = (RUNNING, WAITING, KV_PAGES, SCHEDULER_RETRACTIONS, SCHEDULER_STATE, ENGINE_UP)
+ENGINE_METRICS = (
+    RUNNING,
+    WAITING,
+    KV_PAGES,
+    SCHEDULER_RETRACTIONS,
+    SCHEDULER_PREEMPTIONS,
+    EVICTED_PAGES,
+    QUEUE_BY_REASON,
+    SCHEDULER_STATE,
+    ENGINE_UP,
+)
 ALL = REQUEST_METRICS + ENGINE_METRICS

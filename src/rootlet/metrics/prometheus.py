@@ -20,7 +20,7 @@ from rootlet.metrics import names
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _ALIASES = {
     "running": "running", "num_running": "running", "waiting": "waiting", "num_waiting": "waiting", "retractions": "retractions",
-    "num_retractions": "retractions",
+    "num_retractions": "retractions", "preemptions": "preemptions", "evicted_pages": "evicted_pages",
 }  # fmt: skip
 _PAGE_STATES = {
     "free": "free",
@@ -32,6 +32,12 @@ _PAGE_STATES = {
     "total": "total",
 }
 _PAGES = re.compile(r"(?:kv_)?(\w+?)_pages|(?:kv_)?pages\.(\w+)")
+_COUNTERS = (
+    (names.SCHEDULER_RETRACTIONS, "retractions"),
+    (names.SCHEDULER_PREEMPTIONS, "preemptions"),
+    (names.EVICTED_PAGES, "evicted_pages"),
+)
+_QUEUE = "queue."
 MAX_KEYS = 200
 
 
@@ -48,8 +54,8 @@ def flatten(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, flo
 def _meaning(key: str) -> str | None:
     """The documented meaning of a snapshot's key: `kv_free_pages`, `pages.free`, `gauges.running` ..., wherever it stands."""
     pages = _PAGES.fullmatch(key) or _PAGES.fullmatch(key.partition(".")[2])
-    if pages:
-        return _PAGE_STATES.get(pages[1] or pages[2])
+    if pages and (pages[1] or pages[2]) in _PAGE_STATES:
+        return _PAGE_STATES[pages[1] or pages[2]]
     return _ALIASES.get(key.rpartition(".")[2])
 
 
@@ -64,9 +70,12 @@ class Snapshot(Collector):
         """The documented metrics first, then every other number by its key."""
         known: dict[str, float] = {}
         rest: list[tuple[str, float]] = []
+        reasons: list[tuple[str, float]] = []
         for key, value in flatten(self._state):
             meaning = _meaning(key)
-            if meaning is None:
+            if key.startswith(_QUEUE):
+                reasons.append((key.removeprefix(_QUEUE), value))
+            elif meaning is None:
                 rest.append((key, value))
             else:
                 known.setdefault(meaning, value)
@@ -74,9 +83,13 @@ class Snapshot(Collector):
         for metric, meaning in ((names.RUNNING, "running"), (names.WAITING, "waiting")):
             if meaning in known:
                 yield GaugeMetricFamily(metric.name, metric.help, value=known[meaning])
-        if "retractions" in known:
-            metric = names.SCHEDULER_RETRACTIONS
-            yield CounterMetricFamily(metric.name, metric.help, value=known["retractions"])
+        for metric, meaning in _COUNTERS:
+            if meaning in known:
+                yield CounterMetricFamily(metric.name, metric.help, value=known[meaning])
+        queued = GaugeMetricFamily(names.QUEUE_BY_REASON.name, names.QUEUE_BY_REASON.help, labels=["reason"])
+        for reason, count in reasons:
+            queued.add_metric([reason], count)
+        yield queued
         pages = GaugeMetricFamily(names.KV_PAGES.name, names.KV_PAGES.help, labels=["state"])
         for page_state in ("free", "cached", "locked", "private", "total"):
             if page_state in known:

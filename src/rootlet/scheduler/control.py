@@ -13,7 +13,17 @@ from typing import Any
 from rootlet.config.schema import SchedulerArgs
 from rootlet.core.step import ControlOp, Executor, StepPlan
 from rootlet.core.types import Finish, FinishKind, Phase
-from rootlet.ipc.messages import AbortReq, FlushCacheReq, FlushCacheReqOutput, GetStateReq, GetStateReqOutput, HealthTick, PauseReq, ShutdownReq
+from rootlet.ipc.messages import (
+    AbortReq,
+    FlushCacheReq,
+    FlushCacheReqOutput,
+    GetStateReq,
+    GetStateReqOutput,
+    HealthTick,
+    PauseReq,
+    PinReq,
+    ShutdownReq,
+)
 from rootlet.scheduler.pause import pause
 from rootlet.scheduler.req import Req
 from rootlet.scheduler.state import SchedulerState, end_req, note_queued, waits_of
@@ -122,12 +132,15 @@ class Control:
         self._flushes.append((self._state.clock.now() + msg.timeout_s, msg))
 
     def get_state(self, msg: GetStateReq) -> None:
-        dumps = {"info": self.info, "state": self.dump, "metrics": self.metrics}
+        dumps = {"tree": lambda: {"tree": self._state.kv.cache.pretty()}, "info": self.info, "state": self.dump, "metrics": self.metrics}
         if msg.what == "request":
             self._send(GetStateReqOutput(msg.req_id, self.request(str(msg.args.get("rid")))))
             return
         make = dumps.get(msg.what)
         self._send(GetStateReqOutput(msg.req_id, make() if make else {"error": f"unknown state {msg.what!r} (known: {', '.join(dumps)})"}))
+
+    def pin(self, msg: PinReq) -> None:
+        self._send(GetStateReqOutput(msg.req_id, self._state.pins.handle(msg, self._state.clock.now())))
 
     def shutdown(self, msg: ShutdownReq) -> None:
         """From now on new requests are refused; what was accepted may finish until the time is up. A second one can only shorten it."""
@@ -142,6 +155,7 @@ class Control:
         if self._drain_until_s is not None and now_s >= self._drain_until_s:
             message = "The server is shutting down; the request was not finished in time."
             self.end_all(Finish(FinishKind.ERROR, status=503, code="shutting_down", message=message))
+        self._state.pins.expire(now_s)
         self._poll_gates()
         self._try_flush(now_s)
         if now_s - self._health_s >= HEALTH_PERIOD_S:
@@ -169,6 +183,7 @@ class Control:
         queues = self._state.queues
         idle = not len(queues) and not self._state.in_flight
         if idle:
+            self._state.pins.clear()
             assert self._state.kv.cache.flush(), "I10 idle, yet the cache refuses to flush"
             self._executor.control(ControlOp("flush"))
         message = "" if idle else f"busy: {queues.num_running} running, {queues.num_queued} waiting, {len(self._state.in_flight)} steps in flight"
@@ -210,11 +225,24 @@ class Control:
             "decode": len(s.queues.decode),
             "waiting": len(s.queues.waiting),
             "gated": len(s.queues.gated),
+            "pins": len(s.pins),
             "in_flight": len(s.in_flight),
             "new_token_ratio": s.ratio.value,
             **{f"kv_{owner}_pages": n for owner, n in s.kv.ledger().items()},
         }
-        return {"counters": s.counters.numbers(), "gauges": gauges, "histograms": s.counters.histograms(), "cache": dict(s.kv.cache.stats())}
+        return {
+            "counters": s.counters.numbers(),
+            "gauges": gauges,
+            "queue": self.queue_by_reason(),
+            "histograms": s.counters.histograms(),
+            "cache": dict(s.kv.cache.stats()),
+        }
+
+    def queue_by_reason(self) -> dict[str, int]:
+        """Waiting requests by what holds the head of the queue back, and those at gates; "" never stands here."""
+        s = self._state
+        reasons = {"gate": len(s.queues.gated), s.waits.reason or "next_pass": len(s.queues.waiting)}
+        return {reason: count for reason, count in reasons.items() if count}
 
     def dump(self) -> dict[str, Any]:
         """Queues, lengths, ledger, ASCII tree, the last plans: all of it plain values."""

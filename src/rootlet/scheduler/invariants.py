@@ -36,7 +36,7 @@ def check_i1_pages_i2_locks(state: SchedulerState) -> None:
     The cache recomputes both; laws whose id starts with L are about locks.
     """
     try:
-        state.kv.cache.check([req.kv for req in state.queues.by_rid.values()])
+        state.kv.cache.check([req.kv for req in state.queues.by_rid.values()], locks=state.pins.locks())
     except AssertionError as error:
         raise AssertionError(f"{'I2' if str(error).startswith('L') else 'I1'} {error}") from error
 
@@ -121,10 +121,10 @@ def check_i9_limits(state: SchedulerState) -> None:
 
 
 def check_i10_idle(state: SchedulerState) -> None:
-    """Nobody here: every page is free or evictable, every row is free."""
+    """Nobody here: every page is free or evictable, or pinned; every row is free."""
     if len(state.queues):
         return
     cache = state.kv.cache
-    assert cache.protected_pages == 0, f"I10 idle, {cache.protected_pages} pages are protected"
-    assert cache.available_pages == state.kv.num_pages, f"I10 idle, {state.kv.ledger()}"
+    assert cache.protected_pages == 0 or len(state.pins), f"I10 idle, {cache.protected_pages} pages are protected"
+    assert cache.available_pages + cache.protected_pages == state.kv.num_pages, f"I10 idle, {state.kv.ledger()}"
     assert state.kv.req_to_token.num_held == 0, f"I10 idle, {state.kv.req_to_token.num_held} rows are held"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rootlet.cache.types import MatchResult, ReqKvInfo, TreeLock
+from rootlet.cache.types import MatchResult, RadixKey, ReqKvInfo, TreeLock
 from rootlet.cache.unified_radix_cache import UnifiedRadixCache
 from rootlet.config.schema import CacheArgs
 from rootlet.core.step import Capacity, IntArray, PageDelta
@@ -55,6 +55,11 @@ class KvOwner:
     def match(self, req: Req) -> LockedMatch:
         """Longest cached prefix, locked. Caller must `admit` or `unlock` it."""
         match = self.cache.match_prefix(req.key(req.num_tokens, limit=req.match_limit()))
+        return LockedMatch(match, self.cache.inc_lock_ref(match.last_device_node))
+
+    def lock_prefix(self, key: RadixKey) -> LockedMatch:
+        """As `match`, for a prefix that is no request's."""
+        match = self.cache.match_prefix(key)
         return LockedMatch(match, self.cache.inc_lock_ref(match.last_device_node))
 
     def unlock(self, locked: LockedMatch) -> None:

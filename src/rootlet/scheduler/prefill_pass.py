@@ -38,6 +38,7 @@ class PrefillPass:
     def run(self) -> tuple[list[Admitted], list[Req]]:
         """The extend rows of the next step, the unfinished chunk first, and the decode rows that ride along. ([], []) when there are none."""
         state, queues = self._state, self._state.queues
+        state.waits.reason = ""
         if not queues.prefill and not queues.waiting:
             return [], []
         held = self._delay.all_prefill(queues)
@@ -65,6 +66,8 @@ class PrefillPass:
             return
         for req in self._order(queues.waiting, self._context):
             verdict = adder.add_one_req(req)
+            while isinstance(verdict, Refused) and self._is_stuck(verdict) and state.pins.yield_oldest():
+                verdict = adder.add_one_req(req)
             if isinstance(verdict, Refused) and self._gap >= 0:
                 verdict = self._preempt_for(req, adder, verdict)
             if isinstance(verdict, Refused):
@@ -81,6 +84,10 @@ class PrefillPass:
     def note_pause(self) -> None:
         """This tick launches nothing because the scheduler is paused."""
         self._stop("paused", "paused: nothing is launched until the server is told to continue")
+
+    def _is_stuck(self, refused: Refused) -> bool:
+        """Nothing runs whose end would bring the missing pages."""
+        return refused.term == "pages" and not self._state.queues.num_running and not self._state.in_flight
 
     def _may_preempt(self) -> bool:
         return self._gap >= 0 and preemption.is_wanted(self._state.queues, self._gap)

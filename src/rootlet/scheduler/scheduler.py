@@ -21,6 +21,7 @@ from rootlet.ipc.messages import (
     FlushCacheReq,
     GetStateReq,
     PauseReq,
+    PinReq,
     SchedulerReady,
     ShutdownReq,
     StopReq,
@@ -39,6 +40,7 @@ from rootlet.scheduler.gates.parallel import ParallelGate
 from rootlet.scheduler.intake import check_queue, finish_of, make_req
 from rootlet.scheduler.kv_owner import KvOwner
 from rootlet.scheduler.output import Outbox
+from rootlet.scheduler.pins import Pins
 from rootlet.scheduler.prefill_pass import PrefillPass
 from rootlet.scheduler.queue import Queues
 from rootlet.scheduler.req import Req
@@ -75,13 +77,15 @@ class Scheduler:
         self._check = check
         self._decodes_since_forced = 0
         capacity, counters, queues = executor.capacity, Counters(), Queues()
+        kv = KvOwner(capacity, cache_args)
         gates = (ParallelGate(queues),) if cache_args.prefix_cache else ()
         self.state = SchedulerState(
             limits=limits_of(capacity, scheduler_args),
             clock=clock,
             eos_token_ids=tuple(eos_token_ids),
             vocab_size=capacity.vocab_size,
-            kv=KvOwner(capacity, cache_args),
+            kv=kv,
+            pins=Pins(kv),
             queues=queues,
             gates=GateKeeper(gates),
             outbox=Outbox(sinks.to_detokenizer, clock=clock, counters=counters, request_log=sinks.request_log),
@@ -147,6 +151,8 @@ class Scheduler:
                 self.control.get_state(msg)
             case PauseReq():
                 self.control.pause(msg)
+            case PinReq():
+                self.control.pin(msg)
             case ShutdownReq():
                 self.control.shutdown(msg)
             case _:
@@ -245,6 +251,8 @@ class Scheduler:
         )
         if outcome.stuck is not None:
             # It has the pool to itself and still does not fit. Intake's clamp rules this out; the server lives on if it is ever wrong.
+            if not state.in_flight and state.pins.yield_oldest():
+                return self._retract([outcome.stuck])
             if not state.in_flight:
                 end_req(state, outcome.stuck, Finish(FinishKind.LENGTH), publish_len=outcome.stuck.num_tokens - 1)
             return []

@@ -18,6 +18,7 @@ from rootlet.scheduler.counters import Counters
 from rootlet.scheduler.gates.base import GateKeeper
 from rootlet.scheduler.kv_owner import KvOwner
 from rootlet.scheduler.output import Outbox
+from rootlet.scheduler.pins import Pins
 from rootlet.scheduler.policies.fairness import Tenants
 from rootlet.scheduler.queue import Queues
 from rootlet.scheduler.req import Req
@@ -58,6 +59,7 @@ class SchedulerState:
     outbox: Outbox
     counters: Counters
     ratio: NewTokenRatio
+    pins: Pins
     tenants: Tenants = field(default_factory=Tenants.empty)
     waits: WaitLog = field(default_factory=WaitLog)
     finished: Finished = field(default_factory=Finished)

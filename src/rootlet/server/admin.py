@@ -153,8 +153,8 @@ async def debug_state(context: ServerContext) -> Response:
 
 
 async def debug_request(context: ServerContext, rid: str) -> Response:
-    """One request out of the engine's state. Raises `NotFound`."""
-    state = await context.manager.get_state("state", rid=rid)
+    """One live or recently finished request, with what happened to it and why it waited. Raises `NotFound`."""
+    state = await context.manager.get_state("request", rid=rid)
     found = find_request(state, rid)
     if found is None:
         error = NotFound(f"no request {show(rid)} is known to the engine", param="rid")

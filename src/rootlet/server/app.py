@@ -21,7 +21,7 @@ from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock, SystemClock
 from rootlet.core.errors import RootletError
 from rootlet.metrics.instruments import Instruments
-from rootlet.server import admin, native, tokenize
+from rootlet.server import admin, control, native, tokenize
 from rootlet.server.body import ClientGone
 from rootlet.server.context import ServerContext
 from rootlet.server.door import Manager
@@ -95,6 +95,12 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/get_model_info", ("GET",), _plain(admin.model_info)),
     ("/flush_cache", ("GET", "POST"), admin.flush_cache),
     ("/abort_request", ("POST",), _abort),
+    ("/pause_generation", ("POST",), control.pause_generation),
+    ("/continue_generation", ("POST",), control.continue_generation),
+    ("/cache/tree", ("GET",), control.cache_tree),
+    ("/cache/stats", ("GET",), control.cache_stats),
+    ("/cache/pin", ("POST",), control.cache_pin),
+    ("/cache/unpin", ("POST",), control.cache_unpin),
     ("/debug/state", ("GET",), _later(admin.debug_state)),
     ("/debug/requests/{rid:path}", ("GET",), _debug_request),
     ("/", ("GET", "HEAD"), _plain(admin.root)),

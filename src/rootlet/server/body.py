@@ -64,10 +64,11 @@ def _too_large(max_bytes: int) -> TooLarge:
     return TooLarge(f"the request body is larger than {max_bytes / 2**20:g} MiB (limit: --max-body-mib)")
 
 
-async def read_json(request: Request, *, max_bytes: int) -> dict[str, Any]:
-    """The body as an object. Raises `InvalidValue` (400), `HttpError` (415), `TooLarge` (413), `ClientGone`."""
+async def read_json(request: Request, *, max_bytes: int, optional: bool = False) -> dict[str, Any]:
+    """The body as an object; an `optional` one may be empty. Raises `InvalidValue` (400), `HttpError` (415), `TooLarge` (413), `ClientGone`."""
     check_media_type(request)
-    return parse_object(await read_bytes(request, max_bytes=max_bytes))
+    raw = await read_bytes(request, max_bytes=max_bytes)
+    return {} if optional and not raw.strip() else parse_object(raw)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

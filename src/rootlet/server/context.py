@@ -58,9 +58,9 @@ class ServerContext:
         phase = f" ({progress.phase}, {progress.done:.0%})" if progress else ""
         raise Unavailable(f"the model is still loading{phase}; GET /ready tells when it is there", code="loading", retry_after_s=LOADING_RETRY_S)
 
-    async def read_fields(self, request: Request) -> Fields:
-        """The request's JSON body. Raises 400, 413 or 415 errors."""
-        return Fields(await read_json(request, max_bytes=self.config.server.max_body_mib * 2**20))
+    async def read_fields(self, request: Request, *, optional: bool = False) -> Fields:
+        """The request's JSON body; an `optional` one may be empty. Raises 400, 413 or 415 errors."""
+        return Fields(await read_json(request, max_bytes=self.config.server.max_body_mib * 2**20, optional=optional))
 
     def model_name(self, fields: Fields) -> str:
         """The served name to report. One served model answers to any name (tools send paths); with several names an unknown one is 404."""

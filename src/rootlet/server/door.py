@@ -7,7 +7,7 @@ The server owns sockets, JSON and dialects; it never sees a page, a queue or a t
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rootlet.frontend.types import GenerateChunk, GenerateReq
 from rootlet.ipc.messages import FlushCacheReqOutput, LoadProgress, SchedulerReady
@@ -39,6 +39,19 @@ class ChatTemplate(Protocol):
     ) -> str: ...
 
 
+PauseMode = Literal["in_place", "retract", "abort"]
+
+
+class ControlDoor(Protocol):
+    """What operators may tell the engine; each answers with plain values and raises `Unavailable`."""
+
+    async def pause(self, mode: PauseMode) -> dict[str, Any]: ...
+    async def resume(self) -> dict[str, Any]: ...
+    async def pin(self, input_ids: Sequence[int], *, ttl_s: float, extra_key: str | None, cache_salt: str | None) -> dict[str, Any]: ...
+    async def unpin(self, pin_id: str | None) -> dict[str, Any]: ...
+    async def pins(self) -> dict[str, Any]: ...
+
+
 class Manager(Protocol):
     """The engine as the server sees it.
 
@@ -47,6 +60,8 @@ class Manager(Protocol):
     `ready_info` may be asked for only when `status` is ready or draining. `num_open` = requests whose state is held, 0 when idle.
     """
 
+    @property
+    def control(self) -> ControlDoor: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property

@@ -119,7 +119,16 @@ ROUTE_DOCS: dict[str, dict[str, Any]] = {
     "/get_model_info": {"summary": "As /model_info"},
     "/flush_cache": {"summary": "Forget all cached prefixes"},
     "/abort_request": {"summary": "End one request or all", "extra": _body({"rid": _STRING, "abort_all": _BOOL})},
+    "/pause_generation": {"summary": "Launch nothing more", "extra": _body({"mode": {"enum": ["abort", "retract", "in_place", None]}})},
+    "/continue_generation": {"summary": "Go on after a pause"},
+    "/cache/tree": {"summary": "The radix tree as text"},
+    "/cache/stats": {"summary": "Sizes and counters of the prefix cache, and its pins"},
+    "/cache/pin": {
+        "summary": "Keep a cached prefix for a while",
+        "extra": _body({"text": _STRING, "input_ids": _IDS, "ttl_s": _number(0.0, 86400.0), "extra_key": _STRING, "cache_salt": _STRING}),
+    },
+    "/cache/unpin": {"summary": "Give up one pin or all", "extra": _body({"pin_id": _STRING, "all": _BOOL})},
     "/debug/state": {"summary": "Queues, lengths, ledger, tree"},
-    "/debug/requests/{rid:path}": {"summary": "One request's state"},
+    "/debug/requests/{rid:path}": {"summary": "One request, what happened to it and why it waited"},
     "/": {"summary": "What this server is"},
 }

@@ -113,7 +113,8 @@ def test_flush_abort_and_debug() -> None:
     assert manager.aborted == [("r", False), (None, True)]
     for body in ({}, {"rid": 5}, {"rid": ""}, {"abort_all": "yes"}):
         error(post(app, "/abort_request", body), 400)
-    manager.states["state"] = {"requests": [{"rid": "r", "phase": "decode"}], "tree": "."}
+    manager.states["state"] = {"tree": "."}
+    manager.states["request"] = {"request": {"rid": "r", "phase": "decode"}}
     assert call(app, "GET", "/debug/state").json()["tree"] == "."
     assert call(app, "GET", "/debug/requests/r").json() == {"rid": "r", "phase": "decode"}
     error(call(app, "GET", "/debug/requests/none"), 404, code="request_not_found")

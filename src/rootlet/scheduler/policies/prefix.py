@@ -109,7 +109,7 @@ def _branches(found: list[tuple[bytes, int, Req]], page_size: int) -> _Branch:
         while path[-1].depth > depth:
             last = path.pop()
         if path[-1].depth < depth:
-            assert last is not None, "S2 a prefix that parts below its neighbour"
+            assert last is not None, "a prefix cannot part below the one before it"
             path[-1].children[-1] = parting = _Branch(depth, children=[last])
             path.append(parting)
         if len(prefix) > depth:
