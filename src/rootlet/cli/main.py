@@ -20,6 +20,7 @@ COMMANDS = {
     "batch": ("rootlet.cli.batch:batch", "Answer a file of OpenAI batch lines; resumes where it stopped."),
     "trace": ("rootlet.cli.remote:trace", "Explain what happened to one request of a running server, and why it waited."),
     "cache": ("rootlet.cli.remote:cache", "Look into the prefix cache of a running server; pin, unpin, flush."),
+    "replay": ("rootlet.cli.replay:replay", "Run the scheduler again from a record and compare every plan."),
     "doctor": ("rootlet.cli.doctor:doctor", "Explain this machine and what would be chosen on it."),
     "version": ("rootlet.cli.version:version", "Print the version and what it was built with."),
 }

@@ -20,7 +20,7 @@ from rootlet.frontend.tokenizer_manager import TokenizerManager
 from rootlet.ipc.channel_inproc import InprocAsyncChannel, InprocChannel
 from rootlet.ipc.codec import ToMain
 from rootlet.ipc.messages import ShutdownReq, ToScheduler
-from rootlet.scheduler import loop as scheduler_loop
+from rootlet.scheduler import record
 from rootlet.scheduler.scheduler import Sinks
 
 JOIN_S = 10.0
@@ -93,4 +93,4 @@ class InprocRuntime:
         sinks = Sinks(self._to_main.send, self._to_main.send)
         scheduler = build_scheduler(self._config, self._loaded, sinks=sinks, clock=self._clock, check=self._check)
         self._to_main.send(ready_message(scheduler, self._loaded))
-        scheduler_loop.run(scheduler, self._to_scheduler.recv, int(self._config.scheduler.depth))
+        record.run(scheduler, self._to_scheduler.recv, int(self._config.scheduler.depth))

@@ -19,6 +19,7 @@ from rootlet.core.log import logger
 from rootlet.core.step import Executor
 from rootlet.engine.hash_model import EOS_ID, HashTemplate, HashTokenizer, hash_executor
 from rootlet.ipc.messages import LoadProgress, SchedulerReady
+from rootlet.scheduler import record
 from rootlet.scheduler.scheduler import Scheduler, Sinks
 
 _log = logger("model")
@@ -107,15 +108,21 @@ def build_scheduler(
     clock: Clock | None = None,
     check: bool = False,
 ) -> Scheduler:
-    """The control wing over a loaded executor. The caller owns both and drives the scheduler from one thread. Raises `BadConfig`."""
+    """The control wing over a loaded executor, recorded when `--record` says so. The caller owns both and drives the scheduler from one thread, by
+    `record.run`. Raises `BadConfig`."""
     if sinks.request_log is None and config.server.log_requests:
         sinks = replace(sinks, request_log=log_request)
+    executor, clock = loaded.executor, clock or SystemClock()
+    if config.scheduler.record is not None:
+        head = record.head_of(executor, config.scheduler, config.cache, eos_token_ids=loaded.eos_token_ids)
+        recorder = record.Recorder(Path(config.scheduler.record), head)
+        executor, clock = record.RecordingExecutor(executor, recorder), record.RecordingClock(clock, recorder)
     return Scheduler(
-        executor=loaded.executor,
+        executor=executor,
         scheduler_args=config.scheduler,
         cache_args=config.cache,
         eos_token_ids=loaded.eos_token_ids,
-        clock=clock or SystemClock(),
+        clock=clock,
         sinks=sinks,
         check=check,
     )

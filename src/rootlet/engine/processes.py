@@ -87,14 +87,14 @@ def run_scheduler(spec: LaunchSpec, directory: Path) -> int:
 
 def _serve_scheduler(spec: LaunchSpec, inbox: ZmqReceiver, to_main: ZmqSender[ToMain], to_text: ZmqSender) -> None:  # type: ignore[type-arg]
     from rootlet.engine.model_side import build_scheduler, load_executor, ready_message
-    from rootlet.scheduler import loop
+    from rootlet.scheduler import record
     from rootlet.scheduler.scheduler import Sinks
 
     loaded = load_executor(spec.config, spec.path(), fake=spec.fake, progress=to_main.send)
     try:
         scheduler = build_scheduler(spec.config, loaded, sinks=Sinks(to_text.send, to_main.send), check=spec.check)
         to_main.send(ready_message(scheduler, loaded))
-        loop.run(scheduler, inbox.recv, int(spec.config.scheduler.depth))
+        record.run(scheduler, inbox.recv, int(spec.config.scheduler.depth))
     finally:
         loaded.executor.close()
 
