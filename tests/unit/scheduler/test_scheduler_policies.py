@@ -13,7 +13,7 @@ from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import Namespace, Phase
 from rootlet.ipc.messages import DetokSpec, TokenizedGenerateReqInput
 from rootlet.scheduler.policies import POLICIES, PolicyContext
-from rootlet.scheduler.policies.base import OVERDUE_PASSES
+from rootlet.scheduler.policies.base import OVERDUE_PASSES, SCORED_LIMIT
 from rootlet.scheduler.policies.fairness import MAX_REMEMBERED, Tenants
 from rootlet.scheduler.queue import Queues
 from rootlet.scheduler.req import Req, ReqSpec, ReqTimes, Tenant
@@ -102,6 +102,17 @@ def test_dfs_weight_equals_its_definition_on_random_queues(seed: int) -> None:
     assert order("dfs-weight", reqs, context(matches)) == naive_dfs(reqs, matches, 4)
 
 
+@pytest.mark.parametrize("policy", ["dfs-weight", "shortest-prefill-first"])
+def test_a_long_queue_is_scored_at_its_head_only(policy: str) -> None:
+    asked: list[str] = []
+    reqs = [req(f"{i:04}", seq=i) for i in range(SCORED_LIMIT + 50)]
+    ctx = context(probe=lambda r: asked.append(r.rid) or (4 if int(r.rid) >= SCORED_LIMIT - 1 else 0))
+    got = order(policy, reqs, ctx)
+    assert len(asked) == SCORED_LIMIT
+    assert got[0] == f"{SCORED_LIMIT - 1:04}"
+    assert got[SCORED_LIMIT:] == [r.rid for r in reqs[SCORED_LIMIT:]]
+
+
 def test_random_is_seeded() -> None:
     reqs = [req(f"{i:02}", seq=i) for i in range(20)]
     ctx, again = context(), context()
@@ -145,6 +156,22 @@ def test_tenants_start_level_and_debts_are_remembered() -> None:
     tenants.leave(late)
     tenants.leave(flood)
     assert tenants.served() == {}
+
+
+def test_a_tenant_is_charged_for_computed_prompt_tokens_and_drawn_ones_once() -> None:
+    script = Script(retract_every=3, page_size=4)
+    others = generate("stays", prompt_of(4, 9), 60, user="other")  # so that the accounts stay open
+    script.turn(others, generate("a", prompt_of(20), 10, user="u"))
+    while not script.replies.get("a") or not script.replies["a"].terminals:
+        script.turn()
+    assert script.scheduler.state.tenants.served()["u"] == 20 + 2 * 10  # what retractions computed again is free
+    assert script.scheduler.state.counters.retractions > 0
+    script.turn(generate("b", prompt_of(20), 1, user="u"))
+    while not script.replies.get("b"):
+        script.turn()
+    assert script.scheduler.state.tenants.served()["u"] >= 40 + (20 - script.replies["b"].cached_len) + 2
+    script.run()
+    script.check_all_replies()
 
 
 # ---- waits are bounded: one victim against an endless stream that the policy prefers --------------------------------------------------------

@@ -86,6 +86,18 @@ def test_nobody_is_preempted_when_even_all_would_not_be_enough() -> None:
     script.check_all_replies()
 
 
+def test_pages_that_a_victim_has_drawn_into_count() -> None:
+    """Nothing is reserved here: of 20 pages the running one has drawn into 12 and borrows 2 from the tree, and the newcomer needs 16."""
+    script = Script(num_pages=20, page_size=4, conservativeness=0.0)
+    script.turn(generate("low", prompt_of(8), 60))
+    while script.scheduler.state.kv.ledger()["private"] < 12:
+        script.turn()
+    script.turn(generate("high", prompt_of(60, 9), 4, priority=50))
+    assert running(script) == ["high"]
+    script.run()
+    script.check_all_replies()
+
+
 def test_choose_takes_the_first_that_are_enough_and_drops_who_is_not_needed() -> None:
     gives = {"a": 1, "b": 0, "c": 4, "d": 9}
     able: list[Any] = list(gives)

@@ -27,7 +27,10 @@ from rootlet.scheduler.queue import Queues, arrival_key
 from rootlet.scheduler.req import Req
 
 MATCHED_QUEUE_LIMIT = 128
-"""Matching costs a tree walk a request: beyond this queue length lpm and hrrn behave as fcfs in that pass (dfs-weight and others do not)."""
+"""Matching costs a tree walk a request: beyond this queue length lpm and hrrn behave as fcfs in that pass."""
+
+SCORED_LIMIT = 256
+"""dfs-weight and shortest-prefill-first look at so many requests, the first to come; later ones follow by arrival. Bounds a pass to milliseconds."""
 
 OVERDUE_PASSES = 64
 

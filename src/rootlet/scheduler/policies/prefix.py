@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rootlet.cache import key as keys
 from rootlet.core.types import Namespace
 from rootlet.scheduler.in_batch_prefix import InBatchPrefix
-from rootlet.scheduler.policies.base import MATCHED_QUEUE_LIMIT, POLICIES, PolicyContext, by_priority, overdue_first
+from rootlet.scheduler.policies.base import MATCHED_QUEUE_LIMIT, POLICIES, SCORED_LIMIT, PolicyContext, by_priority, overdue_first
 from rootlet.scheduler.queue import arrival_key
 from rootlet.scheduler.req import Req
 
@@ -66,10 +66,10 @@ def hrrn(waiting: Sequence[Req], ctx: PolicyContext) -> list[Req]:
 
 @POLICIES.register("shortest-prefill-first")
 def shortest_prefill_first(waiting: Sequence[Req], ctx: PolicyContext) -> list[Req]:
-    """Fewest tokens to compute first (aged), followers last."""
-    scored = score(waiting, ctx)
+    """Fewest tokens to compute first (aged), followers last; among the first `SCORED_LIMIT`."""
+    scored = score(waiting[:SCORED_LIMIT], ctx)
     scored.sort(key=lambda s: (-s.req.spec.priority, s.follows, max(s.uncached_len, 1) - ctx.age(s.req), arrival_key(s.req)))
-    return [s.req for s in scored]
+    return [s.req for s in scored] + list(waiting[SCORED_LIMIT:])
 
 
 @dataclass(slots=True)
@@ -85,17 +85,17 @@ class _Branch:
 @POLICIES.register("dfs-weight")
 def dfs_weight(waiting: Sequence[Req], ctx: PolicyContext) -> list[Req]:
     """Walk the cached tree depth first, the child below which most requests wait first, a node's own requests after those of its children: who
-    shares most is served together, while it is cached. fcfs without a cache.
+    shares most is served together, while it is cached. Among the first `SCORED_LIMIT`; fcfs without a cache.
 
     Only the part of the tree that the queue reaches matters, so it is rebuilt from the matched prefixes: where two of them part, the tree does.
     """
     if not ctx.cache_enabled:
         return list(waiting)
     by_namespace: dict[Namespace, list[tuple[bytes, int, Req]]] = {}
-    for place, req in enumerate(waiting):
+    for place, req in enumerate(waiting[:SCORED_LIMIT]):
         by_namespace.setdefault(req.spec.namespace, []).append((bytes(req.tokens[: 4 * ctx.probe(req)]), place, req))
     top = _Branch(0, children=[_branches(found, ctx.page_size) for found in by_namespace.values()])
-    return overdue_first(by_priority(_emit(top)), ctx)
+    return overdue_first(by_priority(_emit(top)), ctx) + list(waiting[SCORED_LIMIT:])
 
 
 def _branches(found: list[tuple[bytes, int, Req]], page_size: int) -> _Branch:
