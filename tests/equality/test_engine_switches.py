@@ -61,6 +61,8 @@ def case(request: pytest.FixtureRequest) -> tuple[dict[str, Any], list[Reply]]:
         {"retract_every": 2, "depth": "2"},
         {"retract_every": 3, "chunked_prefill": 16},
         {"schedule_policy": "lpm", "max_running": 2},
+        {"schedule_policy": "vtc", "max_running": 2, "decode_interval": 2},
+        {"schedule_policy": "dfs-weight", "max_running": 3, "min_free_slots": 2, "depth": "2"},
         {"graph": False},
         {"threads": 1},
     ],

@@ -114,7 +114,8 @@ def build_scheduler(
         sinks = replace(sinks, request_log=log_request)
     executor, clock = loaded.executor, clock or SystemClock()
     if config.scheduler.record is not None:
-        head = record.head_of(executor, config.scheduler, config.cache, eos_token_ids=loaded.eos_token_ids)
+        logs = sinks.request_log is not None
+        head = record.head_of(executor, config.scheduler, config.cache, eos_token_ids=loaded.eos_token_ids, logs=logs)
         recorder = record.Recorder(Path(config.scheduler.record), head)
         executor, clock = record.RecordingExecutor(executor, recorder), record.RecordingClock(clock, recorder)
     return Scheduler(

@@ -26,7 +26,8 @@ from rootlet.scheduler.scheduler import Scheduler
 
 
 class Head(msgspec.Struct, frozen=True, tag="head"):
-    """First line: all that a scheduler is built from. `clock` of any line: readings since the line before."""
+    """First line: all that a scheduler is built from; `logs` = it writes request lines, which read the clock. `clock` of any line: readings since
+    the line before."""
 
     version: str
     depth: int
@@ -34,6 +35,7 @@ class Head(msgspec.Struct, frozen=True, tag="head"):
     scheduler: SchedulerArgs
     cache: CacheArgs
     eos_token_ids: tuple[int, ...]
+    logs: bool = False
 
 
 class Turn(msgspec.Struct, frozen=True, tag="turn"):
@@ -163,5 +165,5 @@ def run(scheduler: Scheduler, receive: loop.Receive, depth: int) -> None:
         recorder.close()
 
 
-def head_of(executor: Executor, scheduler: SchedulerArgs, cache: CacheArgs, *, eos_token_ids: tuple[int, ...]) -> Head:
-    return Head(version("rootlet"), int(scheduler.depth), executor.capacity, scheduler, cache, tuple(eos_token_ids))
+def head_of(executor: Executor, scheduler: SchedulerArgs, cache: CacheArgs, *, eos_token_ids: tuple[int, ...], logs: bool) -> Head:
+    return Head(version("rootlet"), int(scheduler.depth), executor.capacity, scheduler, cache, tuple(eos_token_ids), logs)

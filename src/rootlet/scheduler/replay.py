@@ -44,13 +44,18 @@ class _Script:
         self._turns = deque(line for line in lines if isinstance(line, Turn))
         self._plans = deque(line for line in lines if isinstance(line, Plan))
         self._results = deque(line.result for line in lines if isinstance(line, Result))
-        self._readings = deque(reading for line in lines if isinstance(line, Turn | Plan) for reading in line.clock)
-        self._now_s = self._readings[0] if self._readings else 0.0
+        self._stretches = deque(deque(line.clock) for line in lines if isinstance(line, Turn | Plan))
+        self._now_s = 0.0
 
     def now(self) -> float:
-        if self._readings:
-            self._now_s = self._readings.popleft()
+        if self._stretches and self._stretches[0]:
+            self._now_s = self._stretches[0].popleft()
         return self._now_s
+
+    def _next_stretch(self) -> None:
+        """The line that ends a stretch of readings is reached: code that reads the clock more or less often than it did falls in step here."""
+        if self._stretches:
+            self._stretches.popleft()
 
     def receive(self, _timeout_s: float) -> list[Any]:
         if self._plans and self._plans[0].n <= self.outcome.turns:
@@ -58,6 +63,7 @@ class _Script:
         if not self._turns:
             raise _RecordEnds
         turn = self._turns.popleft()
+        self._next_stretch()
         self.outcome.turns = turn.n
         self.outcome.messages += len(turn.messages)
         return list(turn.messages)
@@ -74,6 +80,7 @@ class _Script:
         if (recorded.n, recorded.line) != (turn, line):
             self._part(recorded, f"turn {turn}: {line}")
         self.outcome.plans += 1
+        self._next_stretch()
 
     def _part(self, recorded: Plan, mine: str) -> None:
         self.outcome.differing.append((self.outcome.plans, f"turn {recorded.n}: {recorded.line}", mine))
@@ -121,7 +128,7 @@ def replay(path: Path) -> Outcome:
         cache_args=head.cache,
         eos_token_ids=head.eos_token_ids,
         clock=script,
-        sinks=Sinks(lambda batch: None, lambda message: None),
+        sinks=Sinks(lambda batch: None, lambda message: None, (lambda entry: None) if head.logs else None),
     )
     try:
         loop.run(scheduler, script.receive, head.depth)

@@ -20,7 +20,7 @@ from rootlet.scheduler.replay import replay
 @pytest.mark.parametrize("depth", ["1", "2"])
 def test_a_recorded_runtime_replays_without_a_difference(tmp_path: Path, depth: str) -> None:
     path = tmp_path / "record"
-    options = {"ctx_len": 256, "max_total_tokens": 512, "log_requests": False, "depth": depth, "chunked_prefill": 32, "record": str(path)}
+    options = {"ctx_len": 256, "max_total_tokens": 512, "log_requests": depth == "2", "depth": depth, "chunked_prefill": 32, "record": str(path)}
     config = load_config(options, {}, None)[0]
     front = FrontModel(HashTokenizer(), HashTemplate(), ("hash",))
 

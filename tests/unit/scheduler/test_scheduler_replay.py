@@ -18,7 +18,7 @@ from rootlet.core.errors import BadConfig
 from rootlet.core.hash_lm import HashLM, HashModel
 from rootlet.core.step import Capacity
 from rootlet.core.types import LogprobSpec
-from rootlet.ipc.messages import AbortReq, BatchTokenIDOutput, FlushCacheReq, GetStateReq, PauseReq, PinReq, ShutdownReq
+from rootlet.ipc.messages import AbortReq, BatchTokenIDOutput, FlushCacheReq, GetStateReq, PauseReq, PinReq, ShutdownReq, TokenizedGenerateReqInput
 from rootlet.scheduler.record import Plan, Recorder, RecordingClock, RecordingExecutor, Turn, head_of, run
 from rootlet.scheduler.replay import read, replay
 from rootlet.scheduler.scheduler import Scheduler, Sinks
@@ -53,11 +53,11 @@ def load(rng: random.Random, clock: VirtualClock, num_turns: int) -> Iterator[li
         yield []
 
 
-def record(path: Path, *, depth: int, seed: int = 1, turns: int = 120, **args: Any) -> int:
+def record(path: Path, *, depth: int, seed: int = 1, turns: int = 120, logs: bool = False, **args: Any) -> int:
     """Run a load with a recorder; the number of plans."""
     clock, source = VirtualClock(), HashLM(CAPACITY, model=HashModel(vocab_size=VOCAB, eos_id=EOS, eos_rate=0.05), mode="late")
     scheduler_args = SchedulerArgs(**{"chunked_prefill": 16, "retract_every": 7, "depth": str(depth), "record": str(path), **args})
-    recorder = Recorder(path, head_of(source, scheduler_args, CacheArgs(), eos_token_ids=(EOS,)))
+    recorder = Recorder(path, head_of(source, scheduler_args, CacheArgs(), eos_token_ids=(EOS,), logs=logs))
     outputs: list[BatchTokenIDOutput] = []
     scheduler = Scheduler(
         executor=RecordingExecutor(source, recorder),
@@ -65,7 +65,7 @@ def record(path: Path, *, depth: int, seed: int = 1, turns: int = 120, **args: A
         cache_args=CacheArgs(),
         eos_token_ids=(EOS,),
         clock=RecordingClock(clock, recorder),
-        sinks=Sinks(outputs.append, lambda message: None),
+        sinks=Sinks(outputs.append, lambda message: None, (lambda entry: None) if logs else None),
     )
     messages = load(random.Random(seed), clock, turns)
     run(scheduler, lambda timeout_s: next(messages), depth)
@@ -75,7 +75,7 @@ def record(path: Path, *, depth: int, seed: int = 1, turns: int = 120, **args: A
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("policy", ["fcfs", "vtc", "random", "hrrn"])
 def test_a_record_under_load_replays_with_zero_differing_plans(tmp_path: Path, policy: str, depth: int) -> None:
-    plans = record(tmp_path / "r", depth=depth, schedule_policy=policy)
+    plans = record(tmp_path / "r", depth=depth, schedule_policy=policy, logs=policy == "vtc")
     assert plans > 100
     outcome = replay(tmp_path / "r")
     assert outcome.differing == []
@@ -94,7 +94,11 @@ def test_another_arrival_makes_another_plan_and_the_first_difference_is_shown(tm
     record(tmp_path / "r", depth=1)
 
     def lose_a_message(lines: list[Any]) -> list[Any]:
-        at = next(i for i, line in enumerate(lines) if isinstance(line, Turn) and line.messages and line.n > 20)
+        at = next(
+            i
+            for i, line in enumerate(lines)
+            if isinstance(line, Turn) and line.n > 20 and any(isinstance(m, TokenizedGenerateReqInput) for m in line.messages)
+        )
         return [*lines[:at], msgspec.structs.replace(lines[at], messages=()), *lines[at + 1 :]]
 
     copy = edited(tmp_path / "r", lose_a_message)
@@ -106,6 +110,14 @@ def test_another_arrival_makes_another_plan_and_the_first_difference_is_shown(tm
     assert f"plan {number} differs" in capsys.readouterr().out
     assert replay_command(tmp_path / "r") == 0
     assert ", 0 differing" in capsys.readouterr().out
+
+
+def test_code_that_reads_the_clock_less_often_falls_in_step_at_the_next_line(tmp_path: Path) -> None:
+    """Request lines read the clock; a replay without them still sees each turn begin at its time."""
+    record(tmp_path / "r", depth=1, logs=True)
+    outcome = replay(edited(tmp_path / "r", lambda lines: [msgspec.structs.replace(lines[0], logs=False), *lines[1:]]))
+    assert outcome.differing == []
+    assert outcome.plans > 100
 
 
 def test_a_plan_too_many_or_too_few_is_a_difference(tmp_path: Path) -> None:
@@ -144,4 +156,4 @@ def test_what_is_no_record_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def read_head() -> Any:
-    return head_of(HashLM(CAPACITY), SchedulerArgs(depth="1"), CacheArgs(), eos_token_ids=(EOS,))
+    return head_of(HashLM(CAPACITY), SchedulerArgs(depth="1"), CacheArgs(), eos_token_ids=(EOS,), logs=False)
