@@ -251,6 +251,7 @@ class Control:
             **self.info(),
             "queues": {phase.value: [req_line(r) for r in s.queues.container(phase)] for phase in Phase if phase is not Phase.DONE},
             "ledger": s.kv.ledger(),
+            "tenants": s.tenants.served(),
             "tree": s.kv.cache.pretty(),
             "plans": [plan_line(p) for p in s.plan_log],
             "counters": s.counters.numbers(),

@@ -55,12 +55,14 @@ class PrefillAdder:
         self._budget = budget
         self.admitted: list[Admitted] = []
 
-    def continue_chunk(self, req: Req) -> Admitted:
-        """The next chunk of a request that is half-way: always possible, since its pages are its own."""
-        stop = min(req.fill_len, req.planned + self._whole_pages(min(self._budget.chunk_len, self._budget.step_len)))
-        if req.fill_len - req.planned <= min(self._budget.chunk_len, self._budget.step_len):
-            stop = req.fill_len
-        return self._take(req, stop, is_first=False)
+    def continue_chunk(self, req: Req, *, leave_len: int = 0) -> Admitted:
+        """The next chunk of a request that is half-way: always possible, since its pages are its own. It leaves `leave_len` tokens of the step to
+        others if that still gives it a page."""
+        room = min(self._budget.chunk_len, self._budget.step_len)
+        if leave_len:
+            room = min(room, max(room - leave_len, self._limits.page_size))
+        left = req.fill_len - req.planned
+        return self._take(req, req.planned + (left if left <= room else self._whole_pages(room)), is_first=False)
 
     def add_one_req(self, req: Req) -> Admitted | Refused:
         """Admit `req` (locks its prefix, takes its pages, moves it to PREFILL), or say which budget refused and change nothing."""

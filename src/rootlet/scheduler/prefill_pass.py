@@ -11,7 +11,7 @@ from rootlet.core.types import Phase
 from rootlet.scheduler import preemption
 from rootlet.scheduler.budget import prefill_budget
 from rootlet.scheduler.delay import PrefillDelay
-from rootlet.scheduler.policies import POLICIES, PolicyContext
+from rootlet.scheduler.policies import LEAVES, POLICIES, PolicyContext, leave_nothing
 from rootlet.scheduler.prefill_adder import Admitted, PrefillAdder, Refused
 from rootlet.scheduler.req import Req
 from rootlet.scheduler.state import SchedulerState, note_admission, retract_req
@@ -25,6 +25,7 @@ class PrefillPass:
         self._state = state
         self._delay = delay
         self._order = POLICIES.get(args.schedule_policy)
+        self._leave = LEAVES.get(args.schedule_policy, leave_nothing)
         self._gap = args.preempt_gap if args.schedule_policy in preemption.PREEMPTIVE_POLICIES else -1
         self._context = PolicyContext(
             page_size=kv.page_size,
@@ -50,7 +51,7 @@ class PrefillPass:
         budget = prefill_budget(state.limits, queues.holders(), ratio=state.ratio.value, num_mixed=len(riders), mixed_pages=rider_pages)
         adder = PrefillAdder(state.limits, state.kv, queues, budget)
         for req in list(queues.prefill):
-            adder.continue_chunk(req)
+            adder.continue_chunk(req, leave_len=self._leave(req, self._context))
         self._admit(adder)
         if not adder.admitted:
             return [], []

@@ -174,6 +174,32 @@ def test_a_tenant_is_charged_for_computed_prompt_tokens_and_drawn_ones_once() ->
     script.check_all_replies()
 
 
+def test_under_shortest_prefill_first_a_long_chunk_leaves_room_for_shorter_prompts() -> None:
+    first_tokens = {}
+    for policy in ("fcfs", "shortest-prefill-first"):
+        script = Script(schedule_policy=policy, chunked_prefill=32, page_size=4)
+        script.turn(generate("long", prompt_of(200), 2))
+        script.turn(generate("short", prompt_of(9, 3), 1))
+        first_tokens[policy] = "short" in script.replies
+        assert [(p.rids, p.extend_lens.tolist()) for p in script.plans[1:]] == [
+            (("long",), [32]) if policy == "fcfs" else (("long", "short"), [20, 9])
+        ]
+        script.run()
+        script.check_all_replies()
+    assert first_tokens == {"fcfs": False, "shortest-prefill-first": True}
+
+
+def test_a_chunk_always_gets_a_page_however_many_shorter_ones_wait() -> None:
+    script = Script(schedule_policy="shortest-prefill-first", chunked_prefill=32, page_size=4, max_running=2)
+    script.turn(generate("long", prompt_of(64), 2))
+    script.turn(*(generate(f"s{i}", prompt_of(20, 1 + i), 40) for i in range(30)))
+    while "long" not in script.replies:
+        script.turn()
+    assert all(p.extend_lens[p.rids.index("long")] >= 4 for p in script.plans if "long" in p.rids and p.mode.name == "EXTEND")
+    script.run()
+    script.check_all_replies()
+
+
 # ---- waits are bounded: one victim against an endless stream that the policy prefers --------------------------------------------------------
 
 HOT = prompt_of(64)

@@ -60,6 +60,17 @@ SchedulePolicy = Callable[[Sequence[Req], PolicyContext], list[Req]]
 POLICIES: Registry[SchedulePolicy] = Registry("schedule policy")
 
 
+ChunkLeave = Callable[[Req, PolicyContext], int]
+"""How many tokens of a step an unfinished chunk should leave to the waiting ones."""
+
+LEAVES: dict[str, ChunkLeave] = {}
+
+
+def leave_nothing(req: Req, ctx: PolicyContext) -> int:
+    """A chunk takes what there is: every policy without an entry in `LEAVES`."""
+    return 0
+
+
 def by_priority(reqs: Iterable[Req]) -> list[Req]:
     """Larger priority first; the given order among equals."""
     return sorted(reqs, key=lambda r: -r.spec.priority)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rootlet.cache import key as keys
 from rootlet.core.types import Namespace
 from rootlet.scheduler.in_batch_prefix import InBatchPrefix
-from rootlet.scheduler.policies.base import MATCHED_QUEUE_LIMIT, POLICIES, SCORED_LIMIT, PolicyContext, by_priority, overdue_first
+from rootlet.scheduler.policies.base import LEAVES, MATCHED_QUEUE_LIMIT, POLICIES, SCORED_LIMIT, PolicyContext, by_priority, overdue_first
 from rootlet.scheduler.queue import arrival_key
 from rootlet.scheduler.req import Req
 
@@ -70,6 +70,16 @@ def shortest_prefill_first(waiting: Sequence[Req], ctx: PolicyContext) -> list[R
     scored = score(waiting[:SCORED_LIMIT], ctx)
     scored.sort(key=lambda s: (-s.req.spec.priority, s.follows, max(s.uncached_len, 1) - ctx.age(s.req), arrival_key(s.req)))
     return [s.req for s in scored] + list(waiting[SCORED_LIMIT:])
+
+
+def leave_to_shorter(req: Req, ctx: PolicyContext) -> int:
+    """Tokens that waiting requests need which are shorter than what the chunked `req` has left, so that they fit into the same step."""
+    left = req.fill_len - req.planned
+    needs = (max(r.num_tokens - ctx.probe(r), 1) for r in ctx.queues.waiting[:SCORED_LIMIT])
+    return sum(need for need in needs if need < left)
+
+
+LEAVES["shortest-prefill-first"] = leave_to_shorter
 
 
 @dataclass(slots=True)
