@@ -92,6 +92,7 @@ def _percentiles(times: dict[str, float], who: Callable[[str], bool]) -> str:
 
 
 def main() -> None:
+    """Both experiments as tables."""
     base = SchedulerArgs(max_running=8, max_queue=10_000)
 
     def tenants() -> Iterator[tuple[str, ...]]:

@@ -6,6 +6,8 @@ The walk is strict: the first request that is refused ends it, so nobody small s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rootlet.config.schema import SchedulerArgs
 from rootlet.core.types import Phase
 from rootlet.scheduler import preemption
@@ -24,6 +26,8 @@ class PrefillPass:
         kv = state.kv
         self._state = state
         self._delay = delay
+        self._refused: Req | None = None
+        self._refused_at = -1
         self._order = POLICIES.get(args.schedule_policy)
         self._leave = LEAVES.get(args.schedule_policy, leave_nothing)
         self._gap = args.preempt_gap if args.schedule_policy in preemption.PREEMPTIVE_POLICIES else -1
@@ -65,17 +69,26 @@ class PrefillPass:
         if held:
             self._stop("min-free-slots", held)
             return
-        for req in self._order(queues.waiting, self._context):
+        for req in self._walk():
             verdict = adder.add_one_req(req)
             while isinstance(verdict, Refused) and self._is_stuck(verdict) and state.pins.yield_oldest():
                 verdict = adder.add_one_req(req)
             if isinstance(verdict, Refused) and self._gap >= 0:
                 verdict = self._preempt_for(req, adder, verdict)
             if isinstance(verdict, Refused):
+                self._refused, self._refused_at = req, queues.waiting_version
                 req.times.waited_for(verdict.term, verdict.why())
                 self._stop(verdict.term, f"{req.rid}: {verdict.why()}")
                 return
             note_admission(state, req, verdict.start)
+
+    def _walk(self) -> Iterator[Req]:
+        """The queue in the policy's order. Whom the last pass refused stays the first while nobody joined or left the queue since: sorting a hopeless
+        queue again in each decode step would cost more than the step's other work."""
+        queues = self._state.queues
+        if self._refused is not None and self._refused_at == queues.waiting_version:
+            yield self._refused
+        yield from self._order(queues.waiting, self._context)
 
     def _stop(self, reason: str, why: str) -> tuple[list[Admitted], list[Req]]:
         if self._state.queues.waiting:

@@ -23,6 +23,7 @@ class Queues:
 
     def __init__(self) -> None:
         self.by_rid: dict[str, Req] = {}
+        self.waiting_version = 0  # grows when somebody joins or leaves `waiting`
         self.gated: list[Req] = []
         self.waiting: list[Req] = []
         self.prefill: list[Req] = []
@@ -41,6 +42,7 @@ class Queues:
         """Change the phase and the container with it; DONE removes the request from the table."""
         assert req.phase is not Phase.DONE, f"I3 {req.rid} is already done"
         self.container(req.phase).remove(req)
+        self.waiting_version += req.phase is Phase.WAITING
         req.phase = phase
         if phase is Phase.DONE:
             del self.by_rid[req.rid]
@@ -51,6 +53,7 @@ class Queues:
         return self._containers[phase]
 
     def _insert(self, req: Req) -> None:
+        self.waiting_version += req.phase is Phase.WAITING
         if req.phase in (Phase.GATED, Phase.WAITING):
             insort(self.container(req.phase), req, key=arrival_key)
         else:

@@ -200,6 +200,24 @@ def test_a_chunk_always_gets_a_page_however_many_shorter_ones_wait() -> None:
     script.check_all_replies()
 
 
+def test_a_hopeless_queue_is_not_sorted_again_in_each_step() -> None:
+    script = Script(schedule_policy="shortest-prefill-first", num_pages=24, page_size=4, conservativeness=10.0)
+    probes: list[str] = []
+    context = script.scheduler._prefill._context
+    object.__setattr__(context, "probe", lambda r: probes.append(r.rid) or 0)
+    script.turn(generate("runs", prompt_of(20), 60))
+    script.turn(*(generate(f"w{i}", prompt_of(20, 1 + i), 60) for i in range(5)))
+    script.turn()
+    probes.clear()
+    for _ in range(10):
+        script.turn()
+    assert probes == []  # the same head is refused each time
+    script.turn(generate("new", prompt_of(8, 9), 1))
+    assert len(probes) == 6  # until somebody comes
+    script.run()
+    script.check_all_replies()
+
+
 # ---- waits are bounded: one victim against an endless stream that the policy prefers --------------------------------------------------------
 
 HOT = prompt_of(64)
