@@ -106,6 +106,17 @@ def test_b_stale_entries_of_a_falling_key_are_compacted() -> None:
 
 
 @quick
+@given(prompts=prompts)
+def test_c_two_instances_with_windows_and_states_evict_the_same(prompts: list[list[int]]) -> None:
+    benches = [CacheBench(page_size=1, num_pages=30, window=(3, 14), states=(1, 4)) for _ in range(2)]
+    for bench in benches:
+        for prompt in prompts:
+            bench.serve(prompt)
+    one, two = ([pool.free_pages().tolist() for pool in bench.cache.keeper.pools.values()] for bench in benches)
+    assert one == two
+
+
+@quick
 @given(prompts=prompts, policy=st.sampled_from(POLICIES.names()))
 def test_c_two_instances_with_the_same_calls_evict_the_same(prompts: list[list[int]], policy: str) -> None:
     one = CacheBench(page_size=1, num_pages=14, policy=policy)
@@ -141,6 +152,20 @@ def test_e_the_order_in_which_duplicates_finish_does_not_change_what_is_used(ord
         bench.finish(runs[i])
         bench.check()
     assert (bench.cache.free_pages, bench.cache.evictable_pages, shape(bench)) == (62, 2, [(0, (1, 2, 3, 4))])
+
+
+@quick
+@given(prompts=prompts, policy=st.sampled_from(POLICIES.names()), size=st.sampled_from((1, 2)))
+def test_g_a_window_as_long_as_everything_changes_nothing(prompts: list[list[int]], policy: str, size: int) -> None:
+    plain = CacheBench(page_size=size, num_pages=20, policy=policy)
+    windowed = CacheBench(page_size=size, num_pages=20, policy=policy, window=(64, 200))
+    for prompt in prompts:
+        plain.serve(prompt)
+        windowed.serve(prompt)
+        windowed.check()
+        assert shape(windowed) == shape(plain)
+    assert [windowed.probe(prompt) for prompt in prompts] == [plain.probe(prompt) for prompt in prompts]
+    assert drain(windowed) == drain(plain)
 
 
 @quick

@@ -297,6 +297,12 @@ SPLIT_RULES = {
     "alive": "both live",
     "namespace": "none: roots are never split",
     "seq": "fresh",
+    "swa_pages": "divide",
+    "swa_refs": "copy",
+    "swa_tick": "copy",
+    "state_slot": "stay below",
+    "state_refs": "stay below",
+    "state_tick": "copy",
 }
 
 

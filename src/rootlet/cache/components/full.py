@@ -52,10 +52,16 @@ class FullComponent:
         self.protected -= moved
 
     def offer(self, node: UnifiedTreeNode) -> None:
-        self._candidates.offer(node)
+        """If `node` became an evictable leaf it is a candidate from now on."""
+        if node.evictable_leaf:
+            self._candidates.offer(node)
 
     def touch(self, node: UnifiedTreeNode, *, num_nodes: int) -> None:
         self._candidates.touch(node, num_nodes=num_nodes)
+
+    def forget(self, *, num_nodes: int) -> None:
+        """A candidate was removed for the sake of another component."""
+        self._candidates.trim(num_nodes=num_nodes)
 
     def pop_victim(self) -> UnifiedTreeNode | None:
         return self._candidates.pop()
