@@ -10,7 +10,7 @@ DATA ?= data
 TORCH ?= torch==2.13.0
 NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-quality torture rows clean
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-quality bench-control torture rows clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -79,6 +79,9 @@ bench: $(VENV)/.dev model ## speed beside llama.cpp, in one run (installs the pe
 
 bench-chat: $(VENV)/.dev model ## 80 two-turn chats at 16 concurrent over HTTP, cache on and off, against a trie oracle
 	@$(BIN)/python -m rootlet.bench.chat --data $(DATA) $(ARGS)
+
+bench-control: $(VENV)/.built ## microseconds of the prefix cache, beside the targets of the design
+	@$(BIN)/python -m rootlet.bench.control
 
 bench-quality: $(VENV)/.dev model ## quantised path against the dequantised fp32 reference on GSM8K questions
 	@$(BIN)/python -m rootlet.bench.quality --data $(DATA) $(ARGS)
