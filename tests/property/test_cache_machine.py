@@ -42,6 +42,7 @@ class CacheMachine(RuleBasedStateMachine):
         num_window_pages=st.integers(4, 30),
         grid_pages=st.integers(1, 2),
         num_states=st.integers(2, 10),
+        events=st.booleans(),
         fill=st.lists(st.tuples(picks, picks, st.integers(1, 3), tokens, st.integers(0, 2)), max_size=5),
     )
     def start(
@@ -55,6 +56,7 @@ class CacheMachine(RuleBasedStateMachine):
         num_window_pages: int,
         grid_pages: int,
         num_states: int,
+        events: bool,
         fill: list[tuple[int, int, int, list[int], int]],
     ) -> None:
         self.window_len = min(window_len, 3 * page_size) if "swa" in self.parts else None
@@ -67,6 +69,7 @@ class CacheMachine(RuleBasedStateMachine):
             policy=policy,
             window=None if self.window_len is None else (self.window_len, num_window_pages),
             states=(self.grid, num_states) if "mamba" in self.parts else None,
+            events=events,
         )
         self.cache = self.bench.cache
         self.oracle = CacheOracle(page_size=page_size, policy=policy, window_len=self.window_len, states="mamba" in self.parts)
@@ -103,7 +106,7 @@ class CacheMachine(RuleBasedStateMachine):
             hold = self.oracle.lock(space, tokens[:want])
             if not self._slot_for_oracle():
                 can = False
-                self.oracle.locks.remove(hold)
+                self._drop(hold)
         assert self.bench.admit(seq) == can
         if not can:
             return False
@@ -502,7 +505,7 @@ class WholeMachine(CacheMachine):
 def _test_case(machine: type[CacheMachine]) -> type:
     case = machine.TestCase
     case.settings = settings(
-        max_examples=2000 if LONG else 200,
+        max_examples=2000 if LONG else 150,
         stateful_step_count=60 if LONG else 50,
         deadline=None,
         database=None,

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rootlet.cache.actions import CacheAction
+from rootlet.cache.actions import CacheAction, FreePages
 from rootlet.cache.components.base import TreeComponent
 from rootlet.cache.components.full import FullComponent
+from rootlet.cache.events import EventRecorder
 from rootlet.cache.tree_core import UnifiedTreeCore
 from rootlet.core.step import IntArray
 from rootlet.memory.page_allocator import PageAllocator
 
 
 class PoolKeeper:
-    """`pools`: component name -> its allocator; "full" is one of them. `evicted` counts units that were taken to make room."""
+    """`pools`: component name -> its allocator; "full" is one of them. `evicted` counts units that were taken to make room. `recorder`: who
+    hears what comes and goes."""
 
-    __slots__ = ("_core", "_others", "evicted", "pools")
+    __slots__ = ("_core", "_others", "evicted", "pools", "recorder")
 
-    def __init__(self, core: UnifiedTreeCore, pools: dict[str, PageAllocator]) -> None:
+    def __init__(self, core: UnifiedTreeCore, pools: dict[str, PageAllocator], *, recorder: EventRecorder | None) -> None:
         self._core = core
         self._others = {component.name: component for component in core.others}
         self.pools = pools
+        self.recorder = recorder
         self.evicted = dict.fromkeys(pools, 0)
 
     def add_pool(self, name: str, pool: PageAllocator) -> None:
@@ -46,7 +49,8 @@ class PoolKeeper:
             actions = self._core.evict_leaf(max_pages=shortfall) if component is None else self._core.evict_value(component)
             assert actions, f"E4: {shortfall} units of {name} short, said to be evictable, and no candidate"
             for action in actions:
-                self.evicted[action.component] += len(action.pages)
+                if isinstance(action, FreePages):
+                    self.evicted[action.component] += len(action.pages)
             self.execute(actions)
         return True
 
@@ -57,7 +61,10 @@ class PoolKeeper:
     def execute(self, actions: Iterable[CacheAction]) -> None:
         """Do what the tree decided, in order."""
         for action in actions:
-            self.pools[action.component].free(action.pages)
+            if isinstance(action, FreePages):
+                self.pools[action.component].free(action.pages)
+            elif self.recorder is not None:
+                self.recorder.record(action.event)
 
     def _counts(self, name: str) -> FullComponent | TreeComponent:
         return self._others.get(name) or self._core.full

@@ -26,6 +26,7 @@ class UnifiedTreeNode:
         "created",  # tick of creation
         "end",  # tokens from the root to the end of this node
         "full_pages",  # FullComponent: page ids, one for each page of the key
+        "hashes",  # of the blocks (pages) of the key, for KV events; None when nobody listens
         "hits",  # requests that used this node
         "key",  # the edge: int32 bytes, whole pages, empty for a root
         "namespace",  # of a root; None elsewhere
@@ -61,6 +62,7 @@ class UnifiedTreeNode:
         self.active_children = 0
         self.alive = True
         self.queued = False
+        self.hashes: list[bytes] | None = None
         self.swa_pages: PageArray | None = None
         self.swa_refs = 0
         self.swa_tick = tick

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rootlet.cache import events
 from rootlet.cache import key as keys
-from rootlet.cache.actions import CacheAction, FreePages
+from rootlet.cache.actions import Announce, CacheAction, FreePages
 from rootlet.cache.components.base import TreeComponent
 from rootlet.cache.components.full import FullComponent
+from rootlet.cache.events import BlockRemoved, BlockStored
 from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.types import NO_PAGES, PageArray, RadixKey, TreeLock
 from rootlet.core.types import Namespace
@@ -43,15 +45,17 @@ class InsertResult:
 
 
 class UnifiedTreeCore:
-    """One tree over all namespaces. `page_size` tokens a page; `others`: components beside Full, highest rank first."""
+    """One tree over all namespaces. `page_size` tokens a page; `others`: components beside Full, highest rank first; `announce`: nodes carry
+    hashes of their blocks, and what comes or goes is announced."""
 
-    __slots__ = ("_page_bytes", "_seq", "epoch", "full", "num_locks", "num_nodes", "others", "page_size", "root", "roots", "tick")
+    __slots__ = ("_page_bytes", "_seq", "announce", "epoch", "full", "num_locks", "num_nodes", "others", "page_size", "root", "roots", "tick")
 
-    def __init__(self, *, page_size: int, full: FullComponent, others: Sequence[TreeComponent] = ()) -> None:
+    def __init__(self, *, page_size: int, full: FullComponent, others: Sequence[TreeComponent] = (), announce: bool = False) -> None:
         assert page_size >= 1, f"page_size {page_size} < 1"
         self.page_size = page_size
         self.full = full
         self.others = tuple(others)
+        self.announce = announce
         self.epoch = 0
         self.num_locks = 0
         self.num_nodes = 0  # without roots
@@ -115,11 +119,13 @@ class UnifiedTreeCore:
         assert _on_one_path(node, protected, limit_len=limit_len), f"R2: {protected}, which the caller has locked, is not on the path of its key"
         first, last = min(protected.end, present_len) // self.page_size, present_len // self.page_size
         borrowed = self.path_pages(node, start=first * self.page_size)
+        actions: tuple[CacheAction, ...] = (FreePages(self.full.name, pages[first:last]),) if first < last else ()
         if present_len < limit_len:
             node = self._add_leaf(node, key.data[present_len * keys.UNIT_BYTES : limit], pages[last:], priority=priority)
+            if self.announce:
+                actions += (_stored(node, key.namespace, block_bytes=self._page_bytes),)
         _count_use(node, inserted_len=inserted_len, priority=priority)
         self._stamp(node)
-        actions = (FreePages(self.full.name, pages[first:last]),) if first < last else ()
         return InsertResult(node, present_len, borrowed, actions)
 
     def split(self, node: UnifiedTreeNode, length: int) -> UnifiedTreeNode:
@@ -134,6 +140,8 @@ class UnifiedTreeCore:
         parent.children[upper.key[: self._page_bytes]] = upper
         node.key, node.start, node.parent = node.key[cut:], upper.end, upper
         upper.children[node.key[: self._page_bytes]] = node
+        if node.hashes is not None:
+            upper.hashes, node.hashes = node.hashes[: length // self.page_size], node.hashes[length // self.page_size :]
         self.full.split(upper, node, length // self.page_size)
         for component in self.others:
             component.split(upper, node, length // self.page_size)
@@ -274,7 +282,8 @@ class UnifiedTreeCore:
             parent.alive = False
             del self.roots[parent.namespace]
         self.full.offer(parent)
-        return (self.full.drop(node), *(component.drop(node) for component in self.others if component.num_pages(node)))
+        gone = () if node.hashes is None else (Announce(BlockRemoved(tuple(node.hashes))),)
+        return (self.full.drop(node), *(component.drop(node) for component in self.others if component.num_pages(node)), *gone)
 
     def _stamp(self, node: UnifiedTreeNode) -> None:
         node.tick = self.tick
@@ -300,6 +309,16 @@ def _accepted(
         if all(verdicts):
             best, length = at, at.start + part
     return best, length
+
+
+def _stored(leaf: UnifiedTreeNode, namespace: Namespace, *, block_bytes: int) -> Announce:
+    """Hash the blocks of a new leaf, on from those of its parent."""
+    above = leaf.parent.hashes if leaf.parent is not None else None
+    parent = above[-1] if above else None
+    leaf.hashes = events.chain(parent or events.seed(namespace), leaf.key, block_bytes=block_bytes)
+    tokens = tuple(keys.unpack(leaf.key).tolist())
+    block_size = block_bytes // keys.UNIT_BYTES
+    return Announce(BlockStored(tuple(leaf.hashes), parent, tokens, block_size, keys.normalise(namespace).lora_id))
 
 
 def _count_use(node: UnifiedTreeNode, *, inserted_len: int, priority: int) -> None:

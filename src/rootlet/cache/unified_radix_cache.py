@@ -30,6 +30,7 @@ from rootlet.cache.components.full import FullComponent
 from rootlet.cache.components.mamba import MambaComponent
 from rootlet.cache.components.swa import SWAComponent
 from rootlet.cache.dump import pretty
+from rootlet.cache.events import AllBlocksCleared, EventRecorder
 from rootlet.cache.eviction import POLICIES
 from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.node import UnifiedTreeNode
@@ -57,8 +58,12 @@ class UnifiedRadixCache:
         enabled: bool = True,
         window: SWAAllocator | None = None,
         states: StateAllocator | None = None,
+        recorder: EventRecorder | None = None,
     ) -> None:
-        """`window`, `states`: pools of the components that the model has beside full attention. Raises: BadConfig for an unknown `policy`."""
+        """`window`, `states`: pools of the components that the model has beside full attention. `recorder` is told every block that comes or goes.
+
+        Raises: BadConfig for an unknown `policy`.
+        """
         self.page_size = page_size
         self.enabled = enabled
         self.allocator = allocator
@@ -66,8 +71,9 @@ class UnifiedRadixCache:
         self.full = FullComponent(POLICIES.get(policy), num_total_pages=allocator.num_pages)
         swa = None if window is None else SWAComponent(window_len=window.window_len, page_size=page_size, num_total_pages=window.pages.num_pages)
         mamba = None if states is None else MambaComponent()
-        self.core = UnifiedTreeCore(page_size=page_size, full=self.full, others=[part for part in (swa, mamba) if part is not None])
-        self.keeper = PoolKeeper(self.core, {self.full.name: allocator})
+        others = [part for part in (swa, mamba) if part is not None]
+        self.core = UnifiedTreeCore(page_size=page_size, full=self.full, others=others, announce=recorder is not None)
+        self.keeper = PoolKeeper(self.core, {self.full.name: allocator}, recorder=recorder)
         self.window: RequestWindow | None = None
         self.states: RequestStates | None = None
         if window is not None and swa is not None:
@@ -197,7 +203,11 @@ class UnifiedRadixCache:
         pools = self.keeper.pools
         if self.core.num_locks or self.req_to_token.num_held or any(self.keeper.available(name) < pool.num_pages for name, pool in pools.items()):
             return False
+        recorder, self.keeper.recorder = self.keeper.recorder, None  # one event for all, not one a node
         self.ensure_pages(self.allocator.num_pages)
+        self.keeper.recorder = recorder
+        if recorder is not None:
+            recorder.record(AllBlocksCleared())
         for pool in pools.values():
             pool.clear()
         self.req_to_token.clear()

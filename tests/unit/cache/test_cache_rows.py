@@ -297,6 +297,7 @@ SPLIT_RULES = {
     "alive": "both live",
     "namespace": "none: roots are never split",
     "seq": "fresh",
+    "hashes": "divide",
     "swa_pages": "divide",
     "swa_refs": "copy",
     "swa_tick": "copy",

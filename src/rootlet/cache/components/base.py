@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from rootlet.cache.actions import CacheAction
+from rootlet.cache.actions import FreePages
 from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.types import TreeLock
 
@@ -66,7 +66,7 @@ class TreeComponent(Protocol):
         """The node whose value goes first, out of the candidates; None when there is none."""
         ...
 
-    def drop(self, node: UnifiedTreeNode) -> CacheAction:
+    def drop(self, node: UnifiedTreeNode) -> FreePages:
         """`node` gives its value, which nobody holds, up; the action says what to do with it."""
         ...
 

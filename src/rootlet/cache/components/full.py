@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rootlet.cache.actions import CacheAction, FreePages
+from rootlet.cache.actions import FreePages
 from rootlet.cache.eviction import EvictionPolicy, LazyHeap
 from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.types import PageArray
@@ -66,7 +66,7 @@ class FullComponent:
     def pop_victim(self) -> UnifiedTreeNode | None:
         return self._candidates.pop()
 
-    def drop(self, node: UnifiedTreeNode) -> CacheAction:
+    def drop(self, node: UnifiedTreeNode) -> FreePages:
         pages = node.full_pages
         assert pages is not None, f"S4: {node} has no pages"
         node.full_pages = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rootlet.cache.actions import CacheAction, FreePages
+from rootlet.cache.actions import FreePages
 from rootlet.cache.components.base import Gate
 from rootlet.cache.eviction import RecencyHeap
 from rootlet.cache.node import UnifiedTreeNode
@@ -85,7 +85,7 @@ class MambaComponent:
     def pop_victim(self) -> UnifiedTreeNode | None:
         return self._candidates.pop()
 
-    def drop(self, node: UnifiedTreeNode) -> CacheAction:
+    def drop(self, node: UnifiedTreeNode) -> FreePages:
         slot = node.state_slot
         assert slot is not None, f"S6: {node} has no state"
         assert not node.state_refs, f"L3: the state of {node} is held"

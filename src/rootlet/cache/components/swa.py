@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rootlet.cache.actions import CacheAction, FreePages
+from rootlet.cache.actions import FreePages
 from rootlet.cache.components.base import Gate
 from rootlet.cache.eviction import RecencyHeap
 from rootlet.cache.node import UnifiedTreeNode
@@ -121,7 +121,7 @@ class SWAComponent:
     def pop_victim(self) -> UnifiedTreeNode | None:
         return self._candidates.pop()
 
-    def drop(self, node: UnifiedTreeNode) -> CacheAction:
+    def drop(self, node: UnifiedTreeNode) -> FreePages:
         pages = node.swa_pages
         assert pages is not None, f"S6: {node} has no window pages"
         assert not node.swa_refs, f"L3: the window of {node} is held"
