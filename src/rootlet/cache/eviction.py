@@ -121,51 +121,59 @@ class LazyHeap:
 
 class RecencyHeap:
     """Least recently used first, for what may be taken from any node and not only from leaves. `held(node)`: the node has something to take,
-    and nobody holds it. `key(node)` never falls while the node lives.
+    and nobody holds it.
 
-    Lazy like `LazyHeap`, one entry a node. Nodes may vanish without being popped here, so `offer` compacts when most entries must be stale.
+    Lazy like `LazyHeap`: one valid entry a node, whose key may lag behind. A key that falls needs a new `offer`, and the old entry is stale.
+    Nodes may vanish without being popped here, so `offer` compacts when most entries must be stale.
     """
 
-    __slots__ = ("_entries", "_held", "_key", "_queued")
+    __slots__ = ("_entries", "_held", "_key", "_valid")
 
     def __init__(self, key: Callable[[UnifiedTreeNode], EvictionKey], held: Callable[[UnifiedTreeNode], bool]) -> None:
         self._key = key
         self._held = held
         self._entries: list[tuple[EvictionKey, int, UnifiedTreeNode]] = []
-        self._queued: set[int] = set()
+        self._valid: dict[int, EvictionKey] = {}  # node.seq -> key of its valid entry
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def offer(self, node: UnifiedTreeNode, *, num_values: int) -> None:
         """The value on `node` may be taken from now on. `num_values`: of the component, in all; bounds the stale entries."""
-        if node.seq in self._queued:
+        key = self._key(node)
+        if node.seq in self._valid and self._valid[node.seq] <= key:
             return
-        self._queued.add(node.seq)
-        heapq.heappush(self._entries, (self._key(node), node.seq, node))
+        self._valid[node.seq] = key
+        heapq.heappush(self._entries, (key, node.seq, node))
         if len(self._entries) > 2 * num_values + _SLACK:
-            self._entries = [(self._key(entry[2]), *entry[1:]) for entry in self._entries if self._held(entry[2])]
-            self._queued = {entry[1] for entry in self._entries}
+            self._valid = {seq: self._key(node) for _, seq, node in self._entries if self._held(node)}
+            self._entries = [(key, seq, node) for seq, (key, node) in self._nodes().items()]
             heapq.heapify(self._entries)
 
     def pop(self) -> UnifiedTreeNode | None:
         """Take the node whose value was used longest ago out of the heap; None when there is none. O(log n) amortised."""
         while self._entries:
             key, seq, node = self._entries[0]
-            if self._held(node) and (now := self._key(node)) != key:
+            if self._valid.get(seq) == key and self._held(node) and (now := self._key(node)) != key:
+                self._valid[seq] = now
                 heapq.heapreplace(self._entries, (now, seq, node))
                 continue
             heapq.heappop(self._entries)
-            self._queued.discard(seq)
-            if self._held(node):
-                return node
+            if self._valid.get(seq) == key:
+                del self._valid[seq]
+                if self._held(node):
+                    return node
         return None
 
     def check(self, nodes: Iterable[UnifiedTreeNode]) -> None:
-        """E3: each node with a free value is in the heap once, under a key that lets it surface in time."""
-        best = {seq: key for key, seq, _ in self._entries}
-        assert len(best) == len(self._entries), "E3: a node is queued twice"
+        """E3: each node with a free value is in the heap, under a key that lets it surface in time."""
+        entries = {(key, seq) for key, seq, _ in self._entries}
         for node in nodes:
             if self._held(node):
-                surfaces = node.seq in best and best[node.seq] <= self._key(node)
+                key = self._valid.get(node.seq)
+                surfaces = key is not None and (key, node.seq) in entries and key <= self._key(node)
                 assert surfaces, f"E3: {node} is not among the candidates"
+
+    def _nodes(self) -> dict[int, tuple[EvictionKey, UnifiedTreeNode]]:
+        """Each node with a valid entry, once."""
+        return {seq: (self._valid[seq], node) for _, seq, node in self._entries if seq in self._valid}

@@ -85,6 +85,7 @@ class RequestWindow:
                 surplus = at.end - at.start - self.component.leaf_len
                 if surplus > 0 and not at.children:
                     self._core.split(at, surplus)
+        self.component.leave_behind(node)
         self.allocator.table.write(kv.row, start // size, cells)
         return tuple(actions)
 

@@ -168,6 +168,21 @@ def test_row_36_what_lies_behind_the_window_ages() -> None:
     assert bench.probe([9, 9]) == 2
 
 
+def test_row_37_an_idle_branch_keeps_its_last_window_while_busy_ones_have_passed_theirs() -> None:
+    bench = bench_of(2)
+    bench.serve([9, 8, 7, 6])
+    busy = [1, 2, 3, 4]
+    for token in range(10, 18):
+        bench.serve(busy)
+        busy += [token, token]
+    evict_windows(bench, bench.window.component.evictable - 4)  # all but two last windows
+    assert bench.probe([9, 8, 7, 6]) == 4
+    assert bench.probe(busy[:-2]) == len(busy) - 2
+    evict_windows(bench, 2)
+    assert bench.probe([9, 8, 7, 6]) == 0
+    bench.check()
+
+
 @pytest.mark.parametrize("gap", range(6))
 def test_row_53_a_match_ends_where_the_last_window_is_live(gap: int) -> None:
     """Six nodes of two tokens, W = 4, node `gap` a tombstone: a match may end above it, or two nodes below."""

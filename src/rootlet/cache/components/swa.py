@@ -118,6 +118,18 @@ class SWAComponent:
         for at in self._segment(node):
             at.swa_tick = tick
 
+    def leave_behind(self, node: UnifiedTreeNode) -> None:
+        """A branch grew to `node`. What nothing but this branch goes through, and no window of it reads any more, goes first from now on, so that
+        the last window of an idle branch outlives what a busy one has passed. O(1) amortised: each is left behind once a use."""
+        at, covered = node, 0
+        while at.parent is not None and (covered < self.window_len or (len(at.children) == 1 and at.swa_tick)):
+            if covered >= self.window_len:
+                at.swa_tick = 0
+                if at.swa_pages is not None and not at.swa_refs:
+                    self._offer(at)
+            covered += at.end - at.start
+            at = at.parent
+
     def pop_victim(self) -> UnifiedTreeNode | None:
         return self._candidates.pop()
 
