@@ -162,6 +162,16 @@ def test_pretty_draws_the_tree() -> None:
     ]
 
 
+def test_pretty_shows_where_windows_and_states_are() -> None:
+    bench = CacheBench(page_size=1, window=(2, 9), states=(1, 9))
+    bench.serve([1, 2, 3, 4])
+    assert bench.cache.pretty().splitlines()[2:] == [
+        "+- [0, 1) tokens 1 pages 1 locks 0 hits 1 swa 0 mamba 0",
+        "|  +- [1, 2) tokens 2 pages 2 locks 0 hits 1 swa 1 mamba 0",
+        "|  |  +- [2, 4) tokens 3 4 pages 3 4 locks 0 hits 1 swa 2 mamba 1",
+    ]
+
+
 # ---- `check` can see ---------------------------------------------------------------------------------------------------------------------
 
 
