@@ -11,6 +11,7 @@ TORCH ?= torch==2.13.0
 NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
 .PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-quality bench-fairness torture rows clean
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-quality bench-control torture rows clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -82,6 +83,8 @@ bench-chat: $(VENV)/.dev model ## 80 two-turn chats at 16 concurrent over HTTP, 
 
 bench-fairness: $(VENV)/.built ## two tenants, one flooding; a cold request beside a hot stream (virtual clock)
 	@$(BIN)/python -m rootlet.bench.fairness
+bench-control: $(VENV)/.built ## microseconds of the prefix cache, beside the targets of the design
+	@$(BIN)/python -m rootlet.bench.control
 
 bench-quality: $(VENV)/.dev model ## quantised path against the dequantised fp32 reference on GSM8K questions
 	@$(BIN)/python -m rootlet.bench.quality --data $(DATA) $(ARGS)

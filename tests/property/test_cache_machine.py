@@ -1,7 +1,7 @@
-"""The prefix cache against a naive oracle, under any order of what a scheduler may do. cache.md 4.2, Full attention.
+"""The prefix cache against a naive oracle, under any order of what a scheduler may do: full attention alone, with windows, with states, with both.
 
 After every rule: all invariants, tags of all pages, the executor's view of the page table, and the oracle's tree, hits, priorities, counters.
-ROOTLET_HYPOTHESIS_PROFILE=long: 2,000 examples of 60 steps.
+ROOTLET_HYPOTHESIS_PROFILE=long: 2,000 examples of 60 steps for each set of components.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fixtures.cache_bench import CacheBench, Seq
-from fixtures.cache_oracle import CacheOracle, space_of
+from fixtures.cache_oracle import CacheOracle, Hold, space_of
 from rootlet.cache.eviction import POLICIES
 from rootlet.cache.key import pack
 from rootlet.cache.types import RadixKey
@@ -31,20 +31,53 @@ tokens = st.lists(st.integers(0, 1), min_size=0, max_size=24)
 
 
 class CacheMachine(RuleBasedStateMachine):
+    parts: frozenset[str] = frozenset()
+
     @initialize(
         page_size=st.sampled_from((1, 2, 4, 8, 16)),
         policy=st.sampled_from(POLICIES.names()),
         num_pages=st.integers(8, 40),
         rows=st.integers(1, 6),
+        window_len=st.integers(1, 24),
+        num_window_pages=st.integers(4, 30),
+        grid_pages=st.integers(1, 2),
+        num_states=st.integers(2, 10),
+        events=st.booleans(),
         fill=st.lists(st.tuples(picks, picks, st.integers(1, 3), tokens, st.integers(0, 2)), max_size=5),
     )
-    def start(self, page_size: int, policy: str, num_pages: int, rows: int, fill: list[tuple[int, int, int, list[int], int]]) -> None:
-        self.bench = CacheBench(page_size=page_size, num_pages=num_pages, rows=rows, pages_per_row=PAGES_PER_ROW, policy=policy)
+    def start(
+        self,
+        page_size: int,
+        policy: str,
+        *,
+        num_pages: int,
+        rows: int,
+        window_len: int,
+        num_window_pages: int,
+        grid_pages: int,
+        num_states: int,
+        events: bool,
+        fill: list[tuple[int, int, int, list[int], int]],
+    ) -> None:
+        self.window_len = min(window_len, 3 * page_size) if "swa" in self.parts else None
+        self.grid = grid_pages * page_size
+        self.bench = CacheBench(
+            page_size=page_size,
+            num_pages=num_pages,
+            rows=rows,
+            pages_per_row=PAGES_PER_ROW,
+            policy=policy,
+            window=None if self.window_len is None else (self.window_len, num_window_pages),
+            states=(self.grid, num_states) if "mamba" in self.parts else None,
+            events=events,
+        )
         self.cache = self.bench.cache
-        self.oracle = CacheOracle(page_size=page_size, policy=policy)
+        self.oracle = CacheOracle(page_size=page_size, policy=policy, window_len=self.window_len, states="mamba" in self.parts)
         self.waiting: list[Seq] = []
         self.prompts: list[list[int]] = [[]]
         self.released: list[Seq] = []
+        self.holds: dict[int, Hold] = {}  # of live requests, by identity
+        self.other_holds: list[Hold] = []  # parallel to bench.locks
         self.steps = 0
         for base, cut, stretch, more, space in fill:
             self.serve(base, cut, stretch, more, space, priority=0)
@@ -61,15 +94,29 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def admit(self, pick: int) -> None:
+        self._admit(pick)
+
+    def _admit(self, pick: int) -> bool:
         seq = self._waiting(pick)
-        space = space_of(seq.namespace)
-        want = self.oracle.match(space, tuple(seq.tokens[:-1]))
-        if not self.bench.admit(seq):
-            return
-        assert seq.kv.kv_committed_len == want
-        assert want < len(seq.tokens)
-        self.oracle.locks.append((space, tuple(seq.tokens[:want])))
+        space, tokens = space_of(seq.namespace), tuple(seq.tokens[:-1])
+        reach = self.oracle.reach(space, tokens)
+        want = self.oracle.match(space, tokens)
+        can = self.bench.rows.num_free > 0
+        if can:
+            hold = self.oracle.lock(space, tokens[:want])
+            if not self._slot_for_oracle():
+                can = False
+                self._drop(hold)
+        assert self.bench.admit(seq) == can
+        if not can:
+            return False
+        self.holds[id(seq)] = hold
+        assert seq.kv.kv_committed_len == want < len(seq.tokens)
+        grid = self.grid if self.oracle.states else self.bench.page_size
+        branch = reach // grid * grid
+        assert seq.branch_at == (branch if branch > want and self.parts else None)
         self.waiting.remove(seq)
+        return True
 
     @precondition(lambda self: self.bench.rows.num_free >= 2)
     @rule(pick=picks, share_first=st.booleans())
@@ -79,13 +126,14 @@ class CacheMachine(RuleBasedStateMachine):
         two = self.bench.seq(one.tokens, one.namespace, one.priority)
         self.waiting.append(two)
         pair = (one, two) if share_first else (two, one)
-        for seq in pair:
-            self.admit(self.waiting.index(seq))
+        admitted = [self._admit(self.waiting.index(seq)) for seq in pair]
+        if not all(admitted):
+            return
         computed = [self._compute(seq, len(seq.tokens)) for seq in pair]
         if all(computed):
             for seq in reversed(pair):
                 self._unfinished(seq)
-            assert (
+            assert self.oracle.states or (
                 self.bench.row_pages(one)[: len(one.tokens) // self.bench.page_size]
                 == (self.bench.row_pages(two)[: len(one.tokens) // self.bench.page_size])
             )
@@ -96,25 +144,35 @@ class CacheMachine(RuleBasedStateMachine):
         if not self.bench.rows.num_free:
             return
         self.submit(base, cut, stretch, more, space, priority=priority)
-        self.admit(len(self.waiting) - 1)
+        if not self._admit(len(self.waiting) - 1):
+            return
         seq, last = self.bench.live[-1], len(self.bench.live) - 1
-        if self._compute(seq, len(seq.tokens)):
+        if self.oracle.states and self._compute(seq, len(seq.tokens) // self.grid * self.grid):
+            self._unfinished(seq)
+        if seq.kv.kv_committed_len == len(seq.tokens) or self._compute(seq, len(seq.tokens)):
             self.finish(last, 0, True)
         else:
             self.abort_or_retract(last, True)
 
     # ---- a running request ---------------------------------------------------------------------------------------------------------------
 
-    @rule(pick=picks, count=st.integers(1, 24), share=st.booleans())
-    def chunk(self, pick: int, count: int, share: bool) -> None:
+    @rule(pick=picks, count=st.integers(1, 24), share=st.booleans(), on_grid=st.booleans(), at_branch=st.booleans())
+    def chunk(self, pick: int, count: int, share: bool, *, on_grid: bool, at_branch: bool) -> None:
         seq = self._running(pick)
-        if self._compute(seq, min(len(seq.tokens), seq.kv.kv_committed_len + count)) and share:
+        if seq is None:
+            return
+        length = min(len(seq.tokens), seq.kv.kv_committed_len + count)
+        if on_grid:
+            length = max(length // self.grid * self.grid, seq.kv.kv_committed_len)
+        if at_branch and seq.branch_at is not None:
+            length = max(seq.branch_at, seq.kv.kv_committed_len)
+        if self._compute(seq, length) and share:
             self._unfinished(seq)
 
     @rule(pick=picks, token=st.integers(0, 1), count=st.integers(1, 5))
     def decode(self, pick: int, token: int, count: int) -> None:
         seq = self._running(pick)
-        for _ in range(count):
+        for _ in range(count if seq is not None else 0):
             if self._compute(seq, len(seq.tokens)) and len(seq.tokens) < PAGES_PER_ROW * self.bench.page_size:
                 seq.tokens.append(token)
 
@@ -122,6 +180,8 @@ class CacheMachine(RuleBasedStateMachine):
     def overrun(self, pick: int, count: int) -> None:
         """Overlap: positions past the committed ones are allocated and written, and may never count."""
         seq = self._running(pick)
+        if seq is None:
+            return
         length = min(seq.kv.kv_committed_len + count, PAGES_PER_ROW * self.bench.page_size)
         if self._reserve(seq, length):
             tokens = seq.tokens
@@ -132,11 +192,52 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def unfinished(self, pick: int) -> None:
         seq = self._running(pick)
+        if seq is None:
+            return
         self._unfinished(seq)
         before = self._state(), self.bench.row_pages(seq)
+        aligned = self._shareable(seq, seq.kv.kv_committed_len, final=False)
         self.bench.unfinished(seq)  # idempotent
         assert (self._state(), self.bench.row_pages(seq)) == before
-        self.oracle.insert(space_of(seq.namespace), seq.committed, inserted=seq.kv.cache_inserted_len, priority=seq.priority)
+        if aligned > seq.kv.cache_protected_len or not self.oracle.states:
+            inserted = seq.kv.cache_inserted_len
+            self.oracle.insert(
+                space_of(seq.namespace), seq.committed[:aligned], inserted=inserted, priority=seq.priority, protected=seq.kv.cache_protected_len
+            )
+
+    @precondition(lambda self: "mamba" in self.parts)
+    @rule(pick=picks)
+    def snapshot(self, pick: int) -> None:
+        seq = self._running(pick)
+        if seq is None:
+            return
+        at, have = seq.kv.kv_committed_len, list(seq.kv.snapshots)
+        can = at % self.grid == 0 and at > seq.kv.cache_protected_len
+        if can and not any(length == at for length, _ in have):
+            can = self._slot_for_oracle()
+            have = [*have, (at, -1)][-2:] if can else have
+        assert self.cache.states.snapshot(seq.kv) == can
+        assert [length for length, _ in seq.kv.snapshots] == [length for length, _ in have]
+
+    @precondition(lambda self: "swa" in self.parts)
+    @rule(pick=picks)
+    def slide(self, pick: int) -> None:
+        seq = self._running(pick)
+        if seq is not None:
+            want = self._released_len(seq, seq.kv.kv_committed_len)
+            self.cache.window.slide(seq.kv, seq.kv.kv_committed_len)
+            assert seq.kv.window_released_len == want
+
+    @precondition(lambda self: "swa" in self.parts)
+    @rule(pick=picks)
+    def let_the_prefix_window_go(self, pick: int) -> None:
+        seq = self._running(pick)
+        if seq is None:
+            return
+        self.cache.window.let_go(seq.kv)
+        if seq.kv.kv_committed_len - seq.kv.cache_protected_len >= self.window_len:
+            hold = self.holds[id(seq)]
+            hold.window_from, hold.state = None, False
 
     # ---- its end -------------------------------------------------------------------------------------------------------------------------
 
@@ -144,13 +245,19 @@ class CacheMachine(RuleBasedStateMachine):
     def finish(self, pick: int, beyond: int, at_prompt: bool) -> None:
         """The stop may lie before what was committed."""
         seq = self._running(pick)
+        if seq is None:
+            return
         owned = max(seq.kv.kv_committed_len - beyond, seq.kv.cache_protected_len)
-        space, inserted = space_of(seq.namespace), seq.kv.cache_inserted_len
-        if at_prompt:
+        space, inserted, protected = space_of(seq.namespace), seq.kv.cache_inserted_len, seq.kv.cache_protected_len
+        if at_prompt and not self.parts:
             prompt = tuple(seq.tokens[: min(seq.prompt_len, owned)])
             self.oracle.insert(space, prompt, inserted=inserted, priority=seq.priority)
             inserted = max(inserted, len(prompt) // self.bench.page_size * self.bench.page_size)
-        self.oracle.insert(space, tuple(seq.tokens[:owned]), inserted=inserted, priority=seq.priority)
+        released = self._released_len(seq, owned) if owned >= self.bench.page_size else 0
+        aligned = self._shareable(seq, owned, final=True)
+        if aligned > protected or not self.oracle.states:
+            tokens = tuple(seq.tokens[:aligned])
+            self.oracle.insert(space, tokens, inserted=inserted, priority=seq.priority, protected=protected, released=released)
         self._unlock(seq)
         self.bench.finish(seq, owned=owned, prompt_len=seq.prompt_len if at_prompt else None)
         self.released.append(seq)
@@ -158,6 +265,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(pick=picks, again=st.booleans())
     def abort_or_retract(self, pick: int, again: bool) -> None:
         seq = self._running(pick)
+        if seq is None:
+            return
         self._unlock(seq)
         self.bench.release(seq)
         (self.waiting if again else self.released).append(seq)
@@ -183,6 +292,10 @@ class CacheMachine(RuleBasedStateMachine):
         assert (self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages) == sizes
         for i, page in enumerate(found.pages.tolist()):
             assert self.bench.content[page][1] == want[: (i + 1) * self.bench.page_size]
+        for i, page in enumerate(() if found.window_pages is None else found.window_pages.tolist()):
+            end = (i + 1) * self.bench.page_size
+            assert page or end <= found.device_prefix_len - self.window_len, "a page of the window is missing"
+            assert not page or self.bench.window_content[page][1] == want[:end]
 
     @rule(short=st.integers(-1, 12))
     def pressure(self, short: int) -> None:
@@ -193,21 +306,42 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.ensure_pages(n) == can
         assert self.cache.free_pages == (max(free, n) if can else free)
 
+    @precondition(lambda self: "swa" in self.parts)
+    @rule(short=st.integers(-1, 12))
+    def window_pressure(self, short: int) -> None:
+        pool = self.bench.window.allocator.pages
+        n, free = pool.num_free + short, pool.num_free
+        can = n <= free + self.oracle.windows[0]
+        if can and n > free:
+            self.oracle.evict_windows(n - free)
+        assert self.cache.keeper.ensure("swa", n) == can
+        assert pool.num_free >= n if can else pool.num_free == free
+
+    @precondition(lambda self: "mamba" in self.parts)
+    @rule(short=st.integers(-1, 4))
+    def state_pressure(self, short: int) -> None:
+        pool = self.bench.states.allocator.pool
+        n, free = pool.num_free + short, pool.num_free
+        can = n <= free + self.oracle.slots[0]
+        for _ in range(max(0, n - free) if can else 0):
+            self.oracle.evict_state()
+        assert self.cache.keeper.ensure("mamba", n) == can
+        assert pool.num_free == (max(free, n) if can else free)
+
     @rule(pick=picks)
     def lock_any_node(self, pick: int) -> None:
         spans = self.bench.spans()
         if spans:
             namespace, _, path, node = spans[pick % len(spans)]
             self.bench.locks.append(self.cache.inc_lock_ref(node))
-            self.oracle.locks.append((space_of(namespace), path))
+            self.other_holds.append(self.oracle.lock(space_of(namespace), path))
 
     @precondition(lambda self: self.bench.locks)
     @rule(pick=picks)
     def unlock_any_node(self, pick: int) -> None:
-        lock = self.bench.locks.pop(pick % len(self.bench.locks))
-        where = next((space_of(namespace), path) for namespace, _, path, node in self.bench.spans() if node is lock.node)
-        self.oracle.locks.remove(where)
-        self.cache.dec_lock_ref(lock)
+        at = pick % len(self.bench.locks)
+        self._drop(self.other_holds.pop(at))
+        self.cache.dec_lock_ref(self.bench.locks.pop(at))
 
     @rule(often=st.integers(0, 7))
     def flush(self, often: int) -> None:
@@ -228,8 +362,13 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.steps += 1
         self.bench.check()
-        shape = {(space_of(namespace), start, path, node.hits, node.priority) for namespace, start, path, node in self.bench.spans()}
+        shape = {
+            (space_of(namespace), start, path, node.hits, node.priority, node.swa_pages is not None, node.state_slot is not None)
+            for namespace, start, path, node in self.bench.spans()
+        }
         assert shape == self.oracle.shape()
+        for component, counted in zip(self.cache.core.others, self._other_counts(), strict=True):
+            assert (component.evictable, component.protected) == counted
         assert self.cache.protected_pages == self.oracle.protected
         assert self.cache.evictable_pages == self.oracle.evictable
 
@@ -237,7 +376,7 @@ class CacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         stats = self.cache.stats()
-        for name in ("evicted_pages", "duplicate_pages", "adopted_pages", "matched_tokens", "epoch"):
+        for name in ("evicted_pages", "duplicate_pages", "adopted_pages", "matched_tokens", "epoch", *[f"{part}_evicted" for part in self.parts]):
             event(f"{name}: {'some' if stats[name] else 'none'}")
         event(f"steps: {self.steps // 10 * 10}+")
         while self.bench.live:
@@ -247,15 +386,16 @@ class CacheMachine(RuleBasedStateMachine):
         total = self.cache.allocator.num_pages
         assert self.cache.available_pages == total
         assert self.cache.ensure_pages(total)
+        assert all(pool.num_free == pool.num_pages for pool in self.cache.keeper.pools.values())
         assert (self.cache.core.num_nodes, self.cache.core.roots, self.cache.free_pages) == (0, {}, total)
         self.bench.check()
 
     # ---- both sides at once --------------------------------------------------------------------------------------------------------------
 
-    def _running(self, pick: int) -> Seq:
-        """Any running request, made now if there is none, so that no rule depends on which others were drawn."""
-        if not self.bench.live:
-            self.admit(pick)
+    def _running(self, pick: int) -> Seq | None:
+        """Any running request, made now if there is none, so that no rule depends on which others were drawn. None when it cannot be made."""
+        if not self.bench.live and not self._admit(pick):
+            return None
         return self.bench.live[pick % len(self.bench.live)]
 
     def _waiting(self, pick: int) -> Seq:
@@ -264,9 +404,20 @@ class CacheMachine(RuleBasedStateMachine):
         return self.waiting[pick % len(self.waiting)]
 
     def _reserve(self, seq: Seq, length: int) -> bool:
+        """The oracle's side of `grow`, decided by its own sums."""
         size = self.bench.page_size
-        self._make_room(max(0, -(-length // size) - -(-seq.kv.kv_allocated_len // size)))
-        return self.bench.reserve(seq, length)
+        need = max(0, -(-length // size) - -(-seq.kv.kv_allocated_len // size))
+        can = need <= self.cache.free_pages + self.oracle.evictable
+        if self.bench.window is not None:
+            free = self.bench.window.allocator.pages.num_free
+            can = can and need <= free + self.oracle.windows[0]
+            if can and need:
+                free += self.oracle.evict(need - self.cache.free_pages)
+                self.oracle.evict_windows(need - free)
+        elif can:
+            self.oracle.evict(need - self.cache.free_pages)
+        assert self.bench.reserve(seq, length) == can
+        return can
 
     def _compute(self, seq: Seq, length: int) -> bool:
         return length > seq.kv.kv_committed_len and self._reserve(seq, length) and self.bench.compute(seq, length)
@@ -277,31 +428,94 @@ class CacheMachine(RuleBasedStateMachine):
         if 0 < shortfall <= self.oracle.evictable:
             self.oracle.evict(shortfall)
 
+    def _slot_for_oracle(self) -> bool:
+        """The oracle's side of taking one state slot."""
+        if self.bench.states is None or self.bench.states.allocator.pool.num_free:
+            return True
+        if not self.oracle.slots[0]:
+            return False
+        self.oracle.evict_state()
+        return True
+
+    def _shareable(self, seq: Seq, length: int, *, final: bool) -> int:
+        """How much of `length` tokens can be shared; takes the slot of a snapshot from the oracle where one is made."""
+        aligned, at = length // self.bench.page_size * self.bench.page_size, seq.kv.kv_committed_len
+        if not self.oracle.states or not aligned:
+            return aligned
+        lengths = [known for known, _ in seq.kv.snapshots]
+        if seq.kv.cache_protected_len < at <= aligned and at % self.grid == 0 and (final or at in lengths or self._slot_for_oracle()):
+            return at
+        return max((known for known in lengths if known <= aligned), default=0)
+
+    def _released_len(self, seq: Seq, length: int) -> int:
+        """What `slide` must reach: whole pages of which no token is among the last W (rounded up to a page) before the last of the key."""
+        if self.window_len is None:
+            return 0
+        size = self.bench.page_size
+        known = [at for at, _ in seq.kv.snapshots]
+        length = min(length, max(known)) if known else length
+        kept = -(-self.window_len // size) * size
+        target = 0
+        while target + size <= length - 1 - kept:
+            target += size
+        return target if target > max(seq.kv.window_released_len, seq.kv.cache_protected_len) else seq.kv.window_released_len
+
     def _unfinished(self, seq: Seq) -> None:
-        space, committed = space_of(seq.namespace), seq.committed
-        protected = seq.kv.cache_protected_len
-        self.oracle.insert(space, committed, inserted=seq.kv.cache_inserted_len, priority=seq.priority)
-        aligned = len(committed) // self.bench.page_size * self.bench.page_size
-        self.oracle.locks.remove((space, committed[:protected]))
-        self.oracle.locks.append((space, committed[: max(aligned, protected)]))
+        space, committed, protected = space_of(seq.namespace), seq.committed, seq.kv.cache_protected_len
+        released = self._released_len(seq, len(committed)) if len(committed) >= self.bench.page_size else seq.kv.window_released_len
+        aligned = self._shareable(seq, len(committed), final=False)
+        if aligned > protected or not self.oracle.states:
+            inserted = seq.kv.cache_inserted_len
+            self.oracle.insert(space, committed[:aligned], inserted=inserted, priority=seq.priority, protected=protected, released=released)
+        if aligned > protected:
+            old, self.holds[id(seq)] = self.holds[id(seq)], self.oracle.lock(space, committed[:aligned])
+            self._drop(old)
         self.bench.unfinished(seq)
-        assert seq.kv.cache_protected_len == aligned
+        assert seq.kv.cache_protected_len == max(aligned, protected)
+        assert seq.kv.window_released_len == released
 
     def _unlock(self, seq: Seq) -> None:
-        self.oracle.locks.remove((space_of(seq.namespace), tuple(seq.tokens[: seq.kv.cache_protected_len])))
+        self._drop(self.holds.pop(id(seq)))
+
+    def _drop(self, hold: Hold) -> None:
+        self.oracle.locks = [other for other in self.oracle.locks if other is not hold]
+
+    def _other_counts(self) -> list[tuple[int, int]]:
+        both = {"swa": self.oracle.windows, "mamba": self.oracle.slots}
+        return [both[part] for part in ("swa", "mamba") if part in self.parts]
 
     def _state(self) -> tuple[object, ...]:
-        nodes = [(node.seq, node.start, node.end, node.hits, node.pins) for *_, node in self.bench.spans()]
-        return nodes, self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages, self.cache.allocator.free_pages().tolist()
+        nodes = [(node.seq, node.start, node.end, node.hits, node.pins, node.swa_refs, node.state_slot) for *_, node in self.bench.spans()]
+        pools = [pool.free_pages().tolist() for pool in self.cache.keeper.pools.values()]
+        return nodes, pools, self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages, self.cache.allocator.free_pages().tolist()
 
 
-TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(
-    max_examples=2000 if LONG else 250,
-    stateful_step_count=60 if LONG else 50,
-    deadline=None,
-    database=None,
-    derandomize=not LONG,
-    suppress_health_check=list(HealthCheck),
-)
-TestCacheMachine = pytest.mark.timeout(7200 if LONG else 300)(TestCacheMachine)
+class WindowMachine(CacheMachine):
+    parts = frozenset({"swa"})
+
+
+class StateMachine(CacheMachine):
+    parts = frozenset({"mamba"})
+
+
+class WholeMachine(CacheMachine):
+    parts = frozenset({"swa", "mamba"})
+
+
+def _test_case(machine: type[CacheMachine]) -> type:
+    case = machine.TestCase
+    case.settings = settings(
+        max_examples=2000 if LONG else 150,
+        stateful_step_count=60 if LONG else 50,
+        deadline=None,
+        database=None,
+        derandomize=not LONG,
+        suppress_health_check=list(HealthCheck),
+    )
+    return pytest.mark.timeout(7200 if LONG else 300)(case)
+
+
+TestCacheMachine = _test_case(CacheMachine)
+TestWindowMachine = _test_case(WindowMachine)
+TestStateMachine = _test_case(StateMachine)
+TestWholeMachine = _test_case(WholeMachine)

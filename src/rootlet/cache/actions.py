@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rootlet.cache.events import KVEvent
 from rootlet.cache.types import PageArray
 
 
@@ -19,4 +20,11 @@ class FreePages:
     pages: PageArray
 
 
-CacheAction: TypeAlias = FreePages
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell whoever listens to KV events. Exists only where somebody does."""
+
+    event: KVEvent
+
+
+CacheAction: TypeAlias = FreePages | Announce

@@ -11,7 +11,8 @@ _SHOWN = 4
 
 
 def pretty(core: UnifiedTreeCore, *, max_nodes: int) -> str:
-    """One line a node: span, first and last tokens of the edge, pages, locks (pins; `*` = on a locked path), hits. A child is indented."""
+    """One line a node: span, first and last tokens of the edge, pages, locks (pins; `*` = on a locked path), hits, and
+    units of the other components (0 = tombstone). A child is indented."""
     lines = [f"radix tree: {core.num_nodes} nodes, {len(core.roots)} namespaces, {core.num_locks} locks, page {core.page_size}, epoch {core.epoch}"]
     shown = 0
     for namespace, root in core.roots.items():
@@ -19,7 +20,8 @@ def pretty(core: UnifiedTreeCore, *, max_nodes: int) -> str:
         stack = [(child, 1) for child in reversed(root.children.values())]
         while stack and shown < max_nodes:
             node, depth = stack.pop()
-            lines.append(_line(node, depth))
+            others = "".join(f" {component.name} {component.num_pages(node)}" for component in core.others)
+            lines.append(_line(node, depth) + others)
             shown += 1
             stack.extend((child, depth + 1) for child in reversed(node.children.values()))
     if shown < core.num_nodes:

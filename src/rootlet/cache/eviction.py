@@ -79,6 +79,11 @@ class LazyHeap:
         if len(self._entries) > 2 * num_nodes + _SLACK:
             self._compact()
 
+    def trim(self, *, num_nodes: int) -> None:
+        """Nodes were removed that had not surfaced here: drop their entries when most must be stale."""
+        if len(self._entries) > 2 * num_nodes + _SLACK:
+            self._compact()
+
     def pop(self) -> UnifiedTreeNode | None:
         """Take the evictable leaf with the smallest key out of the heap; None when there is none. O(log n) amortised."""
         while self._entries:
@@ -104,7 +109,71 @@ class LazyHeap:
             assert held, f"E1: evictable leaf {node} is not among the candidates"
 
     def _compact(self) -> None:
-        """Keep one valid entry a node. Runs after at least as many pushes as it keeps entries: O(1) a push."""
-        valid = {entry[1]: entry for entry in self._entries if entry[3].evictable_leaf and entry[0] == self._key(entry[3])}
+        """Keep one entry a candidate, under its present key. Runs after at least as many pushes or removals as it keeps entries: O(1) each."""
+        valid: dict[int, _Entry] = {}
+        for _, seq, offer, node in self._entries:
+            node.queued = node.evictable_leaf
+            if node.queued:
+                valid[seq] = (self._key(node), seq, offer, node)
         self._entries = list(valid.values())
         heapq.heapify(self._entries)
+
+
+class RecencyHeap:
+    """Least recently used first, for what may be taken from any node and not only from leaves. `held(node)`: the node has something to take,
+    and nobody holds it.
+
+    Lazy like `LazyHeap`: one valid entry a node, whose key may lag behind. A key that falls needs a new `offer`, and the old entry is stale.
+    Nodes may vanish without being popped here, so `offer` compacts when most entries must be stale.
+    """
+
+    __slots__ = ("_entries", "_held", "_key", "_valid")
+
+    def __init__(self, key: Callable[[UnifiedTreeNode], EvictionKey], held: Callable[[UnifiedTreeNode], bool]) -> None:
+        self._key = key
+        self._held = held
+        self._entries: list[tuple[EvictionKey, int, UnifiedTreeNode]] = []
+        self._valid: dict[int, EvictionKey] = {}  # node.seq -> key of its valid entry
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def offer(self, node: UnifiedTreeNode, *, num_values: int) -> None:
+        """The value on `node` may be taken from now on. `num_values`: of the component, in all; bounds the stale entries."""
+        key = self._key(node)
+        if node.seq in self._valid and self._valid[node.seq] <= key:
+            return
+        self._valid[node.seq] = key
+        heapq.heappush(self._entries, (key, node.seq, node))
+        if len(self._entries) > 2 * num_values + _SLACK:
+            self._valid = {seq: self._key(node) for _, seq, node in self._entries if self._held(node)}
+            self._entries = [(key, seq, node) for seq, (key, node) in self._nodes().items()]
+            heapq.heapify(self._entries)
+
+    def pop(self) -> UnifiedTreeNode | None:
+        """Take the node whose value was used longest ago out of the heap; None when there is none. O(log n) amortised."""
+        while self._entries:
+            key, seq, node = self._entries[0]
+            if self._valid.get(seq) == key and self._held(node) and (now := self._key(node)) != key:
+                self._valid[seq] = now
+                heapq.heapreplace(self._entries, (now, seq, node))
+                continue
+            heapq.heappop(self._entries)
+            if self._valid.get(seq) == key:
+                del self._valid[seq]
+                if self._held(node):
+                    return node
+        return None
+
+    def check(self, nodes: Iterable[UnifiedTreeNode]) -> None:
+        """E3: each node with a free value is in the heap, under a key that lets it surface in time."""
+        entries = {(key, seq) for key, seq, _ in self._entries}
+        for node in nodes:
+            if self._held(node):
+                key = self._valid.get(node.seq)
+                surfaces = key is not None and (key, node.seq) in entries and key <= self._key(node)
+                assert surfaces, f"E3: {node} is not among the candidates"
+
+    def _nodes(self) -> dict[int, tuple[EvictionKey, UnifiedTreeNode]]:
+        """Each node with a valid entry, once."""
+        return {seq: (self._valid[seq], node) for _, seq, node in self._entries if seq in self._valid}

@@ -2,43 +2,57 @@
 
 Reads everything, changes nothing, trusts no counter. O(pool + tree). Each message starts with the id of its law (docs/invariants.md):
 
-    C1 C2 C5 C7   conservation: of pages, of the two counters, of rows, and in set form (nobody shares, nobody is missing)
-    S1 S2 S3 S4 S5 S7   structure of the tree        L1 L2 L4 L5   locks        E1 E4   candidates and counters        R1 R2 R5   requests
+    C1 C2 C3 C4 C5 C7   conservation: of pages, window pages, state slots, of the counters, of rows, and in set form
+    S1 S2 S3 S4 S5 S6 S7   structure of the tree        L1 L2 L3 L4 L5   locks
+    E1 E3 E4   candidates and counters                  R1 R2 R4 R5   requests
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from rootlet.cache import key as keys
-from rootlet.cache.components.full import FullComponent
 from rootlet.cache.node import UnifiedTreeNode
+from rootlet.cache.request_states import RequestStates
+from rootlet.cache.request_window import RequestWindow
 from rootlet.cache.tree_core import UnifiedTreeCore
 from rootlet.cache.types import PageArray, ReqKvInfo, TreeLock
 from rootlet.memory.ledger import Ledger
 from rootlet.memory.page_allocator import PageAllocator
 from rootlet.memory.req_to_token import ReqToTokenPool
 
+if TYPE_CHECKING:
+    from rootlet.cache.unified_radix_cache import UnifiedRadixCache
 
-def check(
-    core: UnifiedTreeCore,
-    full: FullComponent,
-    *,
-    allocator: PageAllocator,
-    rows: ReqToTokenPool,
-    live: Sequence[ReqKvInfo],
-    locks: Sequence[TreeLock],
-) -> None:
+
+def check(cache: UnifiedRadixCache, *, live: Sequence[ReqKvInfo], locks: Sequence[TreeLock]) -> None:
     """`live`: every request that holds a row (others are checked to hold nothing); `locks`: every live lock that is not some `kv.lock`."""
+    core = cache.core
     nodes = list(core.nodes())
+    held = [kv.lock for kv in live if kv.lock is not None] + list(locks)
     _check_structure(core, nodes)
-    _check_locks(core, nodes, live, locks)
-    _check_requests(core, rows, live)
-    _check_conservation(full, nodes, live, allocator=allocator, rows=rows, page_size=core.page_size)
-    full.check([node for node in nodes if node.evictable_leaf])
+    _check_locks(core, nodes, held)
+    _check_requests(core, cache.req_to_token, live)
+    _check_full(cache, nodes, live)
+    core.full.check([node for node in nodes if node.evictable_leaf])
+    for component in core.others:
+        component.check(nodes, held)
+    if cache.window is not None:
+        _check_window(core, cache.window, nodes, live)
+    if cache.states is not None:
+        _check_states(cache.states, nodes, live)
+
+
+class _Counted(Protocol):
+    @property
+    def evictable(self) -> int: ...
+
+    @property
+    def protected(self) -> int: ...
 
 
 def _check_structure(core: UnifiedTreeCore, nodes: Sequence[UnifiedTreeNode]) -> None:
@@ -66,8 +80,7 @@ def _check_structure(core: UnifiedTreeCore, nodes: Sequence[UnifiedTreeNode]) ->
         assert parent.parent is None or parent.priority >= node.priority, f"S5: priority rises from {parent} to {node}"
 
 
-def _check_locks(core: UnifiedTreeCore, nodes: Sequence[UnifiedTreeNode], live: Sequence[ReqKvInfo], locks: Sequence[TreeLock]) -> None:
-    held = [kv.lock for kv in live if kv.lock is not None] + list(locks)
+def _check_locks(core: UnifiedTreeCore, nodes: Sequence[UnifiedTreeNode], held: Sequence[TreeLock]) -> None:
     assert not any(lock.released or lock.epoch != core.epoch for lock in held), f"L1: a released or stale lock is held: {held}"
     assert len({id(lock) for lock in held}) == len(held), "L1: one receipt has two holders"
     pins = Counter(id(lock.node) for lock in held)
@@ -83,7 +96,8 @@ def _check_locks(core: UnifiedTreeCore, nodes: Sequence[UnifiedTreeNode], live: 
     assert not pins, "L4: a lock is anchored at a node that is not in the tree"
     if not held:
         assert core.num_locks == 0, f"L5: idle, yet {core.num_locks} locks"
-        assert core.components[0].protected == 0, f"L5: idle, yet {core.components[0].protected} protected pages"
+        protected = {component.name: component.protected for component in core.others} | {core.full.name: core.full.protected}
+        assert not any(protected.values()), f"L5: idle, yet protected: {protected}"
     assert core.num_locks == len(held), f"L2: {len(held)} locks are held, {core.num_locks} counted"
 
 
@@ -104,15 +118,8 @@ def _check_requests(core: UnifiedTreeCore, rows: ReqToTokenPool, live: Sequence[
         assert np.array_equal(borrowed, core.path_pages(kv.lock.node)), f"R2: row {kv.row} names {borrowed}, not the tree's pages"
 
 
-def _check_conservation(
-    full: FullComponent,
-    nodes: Sequence[UnifiedTreeNode],
-    live: Sequence[ReqKvInfo],
-    *,
-    allocator: PageAllocator,
-    rows: ReqToTokenPool,
-    page_size: int,
-) -> None:
+def _check_full(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode], live: Sequence[ReqKvInfo]) -> None:
+    full, rows, size = cache.core.full, cache.req_to_token, cache.core.page_size
     holders = [kv for kv in live if kv.row is not None]
     assert rows.num_free + len(holders) == rows.max_rows, f"C5: {rows.num_free} rows free, {len(holders)} held, of {rows.max_rows}"
     assert len({kv.row for kv in holders}) == len(holders), "C5: two requests hold one row"
@@ -121,17 +128,19 @@ def _check_conservation(
     assert full.evictable + full.protected == in_tree, f"C2: evictable {full.evictable} + protected {full.protected} != {in_tree} in the tree"
     assert full.protected == protected, f"C2: {protected} pages are on locked paths, {full.protected} counted as protected"
     assert full.evictable == in_tree - protected, f"E4: {in_tree - protected} pages are evictable, {full.evictable} counted"
-    private = [_private_pages(kv, rows, page_size=page_size) for kv in holders]
-    Ledger(
-        free=allocator.num_free,
-        evictable=full.evictable,
-        protected=full.protected,
-        private=sum(map(len, private)),
-        total=allocator.num_pages,
-    ).check("C1")
-    owned = np.concatenate([allocator.free_pages(), *(node.full_pages for node in nodes if node.full_pages is not None), *private])
-    times = np.bincount(owned, minlength=allocator.num_pages + 1)
-    assert len(times) == allocator.num_pages + 1, f"C7: page {len(times) - 1}, beyond the pool, has an owner"
+    private = [_private_pages(kv, rows, page_size=size) for kv in holders]
+    in_nodes = [node.full_pages for node in nodes if node.full_pages is not None]
+    _check_owners("C1", cache.allocator, full, in_tree=in_nodes, private=private)
+
+
+def _check_owners(law: str, pool: PageAllocator, counted: _Counted, *, in_tree: Sequence[PageArray], private: Sequence[PageArray]) -> None:
+    """Free list, tree and requests share no unit of `pool`, and miss none."""
+    Ledger(free=pool.num_free, evictable=counted.evictable, protected=counted.protected, private=sum(map(len, private)), total=pool.num_pages).check(
+        law
+    )
+    owned = np.concatenate([pool.free_pages(), *in_tree, *private])
+    times = np.bincount(owned, minlength=pool.num_pages + 1)
+    assert len(times) == pool.num_pages + 1, f"C7: page {len(times) - 1}, beyond the pool, has an owner"
     assert times[0] == 0, "C7: page 0 has an owner"
     assert (times[1:] == 1).all(), f"C7: pages {np.flatnonzero(times[1:] > 1) + 1} have two owners, {np.flatnonzero(times[1:] == 0) + 1} none"
 
@@ -139,3 +148,37 @@ def _check_conservation(
 def _private_pages(kv: ReqKvInfo, rows: ReqToTokenPool, *, page_size: int) -> PageArray:
     assert kv.row is not None, "C5: a request without a row has no private pages"
     return rows.pages(kv.row, kv.cache_protected_len // page_size, keys.num_pages(kv.kv_allocated_len, page_size))
+
+
+def _check_window(core: UnifiedTreeCore, window: RequestWindow, nodes: Sequence[UnifiedTreeNode], live: Sequence[ReqKvInfo]) -> None:
+    size, component, table = core.page_size, window.component, window.allocator.table
+    holders = [kv for kv in live if kv.row is not None]
+    private = []
+    for kv in holders:
+        assert kv.row is not None
+        private.append(table.pages(kv.row, *window.own_range(kv)))
+        assert kv.window_released_len % size == 0, f"R4: {kv} gave half a window page back"
+        reads = range(max(0, kv.kv_committed_len - component.window_len), kv.kv_committed_len)
+        cells = table.pages(kv.row, reads.start // size, keys.num_pages(kv.kv_committed_len, size)) if reads else ()
+        assert all(cells), f"R4: the window of {kv} is not live: {cells}"
+        borrowed = window.component.window_pages(kv.lock.node) if kv.lock is not None else ()
+        first = reads.start // size
+        stop = kv.cache_protected_len // size
+        if first < stop:
+            assert kv.lock is not None, f"L4: no lock covers {kv}"
+            assert kv.lock.window_from is not None, f"L4: {kv} reads a window that it let go"
+            assert np.array_equal(table.pages(kv.row, first, stop), borrowed[first:stop]), f"R2: window cells of row {kv.row} are not the tree's"
+    in_nodes = [node.swa_pages for node in nodes if node.swa_pages is not None]
+    _check_owners("C3", window.allocator.pages, component, in_tree=in_nodes, private=private)
+
+
+def _check_states(states: RequestStates, nodes: Sequence[UnifiedTreeNode], live: Sequence[ReqKvInfo]) -> None:
+    private = []
+    for kv in live:
+        lengths = [length for length, _ in kv.snapshots]
+        assert lengths == sorted(set(lengths)), f"S6: snapshots of {kv} are not in order"
+        assert all(kv.cache_protected_len < length <= kv.kv_committed_len for length in lengths), f"S6: a snapshot of {kv} is of no use"
+        slots = [slot for _, slot in kv.snapshots] + ([] if kv.state_slot is None else [kv.state_slot])
+        private.append(np.array(slots, dtype=np.int32))
+    in_nodes = [np.array([node.state_slot], dtype=np.int32) for node in nodes if node.state_slot is not None]
+    _check_owners("C4", states.allocator.pool, states.component, in_tree=in_nodes, private=private)

@@ -26,6 +26,7 @@ class UnifiedTreeNode:
         "created",  # tick of creation
         "end",  # tokens from the root to the end of this node
         "full_pages",  # FullComponent: page ids, one for each page of the key
+        "hashes",  # of the blocks (pages) of the key, for KV events; None when nobody listens
         "hits",  # requests that used this node
         "key",  # the edge: int32 bytes, whole pages, empty for a root
         "namespace",  # of a root; None elsewhere
@@ -35,6 +36,12 @@ class UnifiedTreeNode:
         "queued",  # has an entry in the heap of eviction candidates
         "seq",  # order of creation of the object: breaks ties
         "start",  # tokens from the root to the start of this node
+        "state_refs",  # MambaComponent: live locks that hold the state here
+        "state_slot",  # MambaComponent: the state after exactly `end` tokens, None = tombstone
+        "state_tick",  # MambaComponent: last use
+        "swa_pages",  # SWAComponent: window page ids, one for each page of the key, None = tombstone
+        "swa_refs",  # SWAComponent: live locks whose window covers this node
+        "swa_tick",  # SWAComponent: last use of the window
         "tick",  # last use (a counter, no wall clock)
     )
 
@@ -55,6 +62,13 @@ class UnifiedTreeNode:
         self.active_children = 0
         self.alive = True
         self.queued = False
+        self.hashes: list[bytes] | None = None
+        self.swa_pages: PageArray | None = None
+        self.swa_refs = 0
+        self.swa_tick = tick
+        self.state_slot: int | None = None
+        self.state_refs = 0
+        self.state_tick = tick
 
     @property
     def active(self) -> bool:

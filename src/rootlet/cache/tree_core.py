@@ -1,8 +1,9 @@
 """The radix tree itself: walk, split, insert, lock, evict. It decides; what has to happen to pages it returns as `CacheAction`s.
 
 Owns structure, locks, recency, hit counts and priorities. It does not see allocators, rows or requests (`unified_radix_cache` does), and leaves
-each kind of memory to its component. One tree holds all namespaces: each has a root of its own, made by its first insert and gone with its last
-child, so a per-request salt leaves nothing behind and a match across namespaces cannot be expressed.
+each kind of memory to its component: Full always, which holds what every node must have, and windows and states where the model has them. One
+tree holds all namespaces: each has a root of its own, made by its first insert and gone with its last child, so a per-request salt leaves
+nothing behind and a match across namespaces cannot be expressed.
 
     roots[ns] --[first pages ... ]--> node --[...]--> node          an edge is a whole number of pages
                      \\--[...]--> node                                children are keyed by their first page
@@ -10,6 +11,7 @@ child, so a per-request salt leaves nothing behind and a match across namespaces
 Recency: each call that uses a path stamps only its deepest node; a removed child hands its stamp to its parent. Since leaves go first, that
 orders victims exactly as stamping the whole path would. A zero-length match lands on `root`, which belongs to no namespace and is never evicted.
 
+With windows or states a match ends at the deepest node that every component's gate accepts; the walk itself is that of the full KV.
 Nothing here recurses, so depth is bounded by memory only. Source: SGLang unified radix cache; cache.md sections 2 and 6.
 """
 
@@ -20,14 +22,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rootlet.cache import events
 from rootlet.cache import key as keys
-from rootlet.cache.actions import CacheAction, FreePages
+from rootlet.cache.actions import Announce, CacheAction, FreePages
 from rootlet.cache.components.base import TreeComponent
+from rootlet.cache.components.full import FullComponent
+from rootlet.cache.events import BlockRemoved, BlockStored
 from rootlet.cache.node import UnifiedTreeNode
-from rootlet.cache.types import PageArray, RadixKey
+from rootlet.cache.types import NO_PAGES, PageArray, RadixKey, TreeLock
 from rootlet.core.types import Namespace
-
-_NO_PAGES: PageArray = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,40 +45,50 @@ class InsertResult:
 
 
 class UnifiedTreeCore:
-    """One tree over all namespaces. `page_size` tokens a page; `components[0]` is Full."""
+    """One tree over all namespaces. `page_size` tokens a page; `others`: components beside Full, highest rank first; `announce`: nodes carry
+    hashes of their blocks, and what comes or goes is announced."""
 
-    __slots__ = ("_page_bytes", "_seq", "_tick", "components", "epoch", "num_locks", "num_nodes", "page_size", "root", "roots")
+    __slots__ = ("_page_bytes", "_seq", "announce", "epoch", "full", "num_locks", "num_nodes", "others", "page_size", "root", "roots", "tick")
 
-    def __init__(self, *, page_size: int, components: Sequence[TreeComponent]) -> None:
+    def __init__(self, *, page_size: int, full: FullComponent, others: Sequence[TreeComponent] = (), announce: bool = False) -> None:
         assert page_size >= 1, f"page_size {page_size} < 1"
         self.page_size = page_size
-        self.components = tuple(components)
+        self.full = full
+        self.others = tuple(others)
+        self.announce = announce
         self.epoch = 0
         self.num_locks = 0
         self.num_nodes = 0  # without roots
         self.roots: dict[Namespace, UnifiedTreeNode] = {}
         self._page_bytes = page_size * keys.UNIT_BYTES
         self._seq = 0
-        self._tick = 0
+        self.tick = 0
         self.root = self._new_node(key=b"", start=0, end=0, parent=None)
 
     # ---- match -----------------------------------------------------------------------------------------------------------------------
 
     def match_len(self, key: RadixKey) -> int:
         """Tokens of the longest cached prefix, whole pages. Changes nothing. One memcmp an edge."""
-        node, _, common = self._walk(self._root_of(key), key.data, self._limit(key))
-        return node.end + common
+        node, partial, common = self._walk(self._root_of(key), key.data, self._limit(key))
+        return _accepted(node, partial, common, self.others)[1] if self.others else node.end + common
 
     def match(self, key: RadixKey) -> UnifiedTreeNode:
         """The node that ends the longest cached prefix, which is split off if it ends inside an edge. Stamps it."""
+        return self.match_reach(key)[0]
+
+    def match_reach(self, key: RadixKey) -> tuple[UnifiedTreeNode, int]:
+        """`match`, and how far the full KV alone would reach, in tokens."""
         node, partial, common = self._walk(self._root_of(key), key.data, self._limit(key))
         if partial is not None:
             node = self.split(partial, common)
+        reach = node.end
+        if self.others:
+            node = _accepted(node, None, 0, self.others)[0]
         if node.end == 0:
-            return self.root
-        self._tick += 1
+            return self.root, reach
+        self.tick += 1
         self._stamp(node)
-        return node
+        return node, reach
 
     def path_pages(self, node: UnifiedTreeNode, *, start: int = 0) -> PageArray:
         """The tree's page ids for [start, node.end), int32, a copy. `start` must be a multiple of the page size."""
@@ -85,7 +98,7 @@ class UnifiedTreeCore:
             assert node.parent is not None, f"S1: {node}, above the root, ends at {node.end}"
             parts.append(node.full_pages[max(0, start - node.start) // self.page_size :])
             node = node.parent
-        return np.concatenate(parts[::-1]) if parts else _NO_PAGES
+        return np.concatenate(parts[::-1]) if parts else NO_PAGES
 
     # ---- insert ----------------------------------------------------------------------------------------------------------------------
 
@@ -98,7 +111,7 @@ class UnifiedTreeCore:
         """
         limit = self._limit(key)
         assert 0 < limit == len(pages) * self._page_bytes, f"S3: {len(pages)} pages for {limit} bytes of whole pages"
-        self._tick += 1
+        self.tick += 1
         node, partial, common = self._walk(self._open_root(key), key.data, limit)
         if partial is not None:
             node = self.split(partial, common)
@@ -106,11 +119,13 @@ class UnifiedTreeCore:
         assert _on_one_path(node, protected, limit_len=limit_len), f"R2: {protected}, which the caller has locked, is not on the path of its key"
         first, last = min(protected.end, present_len) // self.page_size, present_len // self.page_size
         borrowed = self.path_pages(node, start=first * self.page_size)
+        actions: tuple[CacheAction, ...] = (FreePages(self.full.name, pages[first:last]),) if first < last else ()
         if present_len < limit_len:
             node = self._add_leaf(node, key.data[present_len * keys.UNIT_BYTES : limit], pages[last:], priority=priority)
-        self._count_use(node, inserted_len=inserted_len, priority=priority)
+            if self.announce:
+                actions += (_stored(node, key.namespace, block_bytes=self._page_bytes),)
+        _count_use(node, inserted_len=inserted_len, priority=priority)
         self._stamp(node)
-        actions = (FreePages(self.components[0].name, pages[first:last]),) if first < last else ()
         return InsertResult(node, present_len, borrowed, actions)
 
     def split(self, node: UnifiedTreeNode, length: int) -> UnifiedTreeNode:
@@ -122,58 +137,85 @@ class UnifiedTreeCore:
         upper = self._new_node(key=node.key[:cut], start=node.start, end=node.start + length, parent=parent)
         upper.tick, upper.created, upper.hits, upper.priority = node.tick, node.created, node.hits, node.priority
         upper.active_children = int(node.active)
-        parent.children[self._first_page(upper)] = upper
+        parent.children[upper.key[: self._page_bytes]] = upper
         node.key, node.start, node.parent = node.key[cut:], upper.end, upper
-        upper.children[self._first_page(node)] = node
-        for component in self.components:
+        upper.children[node.key[: self._page_bytes]] = node
+        if node.hashes is not None:
+            upper.hashes, node.hashes = node.hashes[: length // self.page_size], node.hashes[length // self.page_size :]
+        self.full.split(upper, node, length // self.page_size)
+        for component in self.others:
             component.split(upper, node, length // self.page_size)
         self.num_nodes += 1
         return upper
 
     # ---- locks -----------------------------------------------------------------------------------------------------------------------
 
-    def lock(self, node: UnifiedTreeNode) -> None:
-        """Nothing between `node` and its root is evicted until `unlock`. O(nodes that become active)."""
+    def lock(self, node: UnifiedTreeNode) -> TreeLock:
+        """Nothing between `node` and its root is evicted until `unlock` of the receipt, nor what the other components hold for a request that
+        goes on from `node`. O(nodes that become active)."""
         assert node.alive, f"L1: lock on {node}, which was removed"
         self.num_locks += 1
-        was_active = node.active
+        lock, at, was_active = TreeLock(node=node, epoch=self.epoch), node, node.active
         node.pins += 1
-        while not was_active and node.parent is not None:
-            for component in self.components:
-                component.protect(node)
-            node = node.parent
-            was_active = node.active
-            node.active_children += 1
+        while not was_active and at.parent is not None:
+            self.full.protect(at)
+            at = at.parent
+            was_active = at.active
+            at.active_children += 1
+        for component in self.others:
+            component.hold(lock)
+        return lock
 
-    def unlock(self, node: UnifiedTreeNode) -> None:
-        """Undo one `lock` on the same node. O(nodes that become inactive).
+    def unlock(self, lock: TreeLock) -> None:
+        """Undo one `lock`. O(nodes that become inactive).
 
-        Raises: AssertionError when `node` has no lock.
+        Raises: AssertionError L1 for a receipt that was released before or is of another epoch.
         """
+        assert not lock.released, f"L1: {lock} is released twice"
+        assert lock.epoch == self.epoch, f"L1: {lock} is of an earlier epoch than {self.epoch}"
+        node = lock.node
         assert node.pins > 0, f"L1: unlock of {node}, which has no lock"
+        lock.released = True
+        for component in self.others:
+            component.let_go(lock)
         self.num_locks -= 1
         node.pins -= 1
         while not node.active and node.parent is not None:
-            for component in self.components:
-                component.unprotect(node)
-            _offer_leaf(node, self.components)
+            self.full.unprotect(node)
+            self.full.offer(node)
             node = node.parent
             node.active_children -= 1
 
     # ---- evict -----------------------------------------------------------------------------------------------------------------------
 
-    def evict_one(self, component: TreeComponent, *, max_pages: int) -> tuple[CacheAction, ...]:
+    def evict_leaf(self, *, max_pages: int) -> tuple[CacheAction, ...]:
         """Remove the evictable leaf that goes first, or just its tail when it holds more than `max_pages` pages; () when there is none.
 
         Trimming keeps the head of a long leaf usable, which at least as many requests can share as its tail.
         """
-        victim = component.pop_victim()
+        victim = self.full.pop_victim()
         if victim is None:
             return ()
-        surplus = component.num_pages(victim) - max_pages
+        surplus = self.full.num_pages(victim) - max_pages
         if surplus > 0:
             self.split(victim, surplus * self.page_size)
         return self._remove(victim)
+
+    def evict_value(self, component: TreeComponent) -> tuple[CacheAction, ...]:
+        """Take the value of `component` that goes first; () when there is none.
+
+        An evictable leaf goes as a whole, since no match ends there any more. From any other node go the value and those of lower rank.
+        """
+        victim = component.pop_victim()
+        if victim is None:
+            return ()
+        if victim.evictable_leaf:
+            actions = self._remove(victim)
+            self.full.forget(num_nodes=self.num_nodes)
+            return actions
+        lower = [other for other in self.others if other.rank < component.rank and other.num_pages(victim)]
+        assert not any(other.is_held(victim) for other in lower), f"L3: {victim} is held for less than its {component.name}"
+        return tuple(each.drop(victim) for each in (component, *lower))
 
     def nodes(self) -> Iterator[UnifiedTreeNode]:
         """Every node but the roots, each parent before its children, older siblings first."""
@@ -216,15 +258,15 @@ class UnifiedTreeCore:
 
     def _new_node(self, *, key: bytes, start: int, end: int, parent: UnifiedTreeNode | None) -> UnifiedTreeNode:
         self._seq += 1
-        return UnifiedTreeNode(seq=self._seq, tick=self._tick, key=key, start=start, end=end, parent=parent)
+        return UnifiedTreeNode(seq=self._seq, tick=self.tick, key=key, start=start, end=end, parent=parent)
 
     def _add_leaf(self, parent: UnifiedTreeNode, key: bytes, pages: PageArray, *, priority: int) -> UnifiedTreeNode:
         leaf = self._new_node(key=key, start=parent.end, end=parent.end + len(key) // keys.UNIT_BYTES, parent=parent)
         leaf.priority = priority
-        self.components[0].adopt(leaf, pages)
-        parent.children[self._first_page(leaf)] = leaf
+        self.full.adopt(leaf, pages)
+        parent.children[leaf.key[: self._page_bytes]] = leaf
         self.num_nodes += 1
-        _offer_leaf(leaf, self.components)
+        self.full.offer(leaf)
         return leaf
 
     def _remove(self, node: UnifiedTreeNode) -> tuple[CacheAction, ...]:
@@ -232,39 +274,61 @@ class UnifiedTreeCore:
         parent = node.parent
         assert parent is not None, f"S1: cannot remove the root {node}"
         assert node.evictable_leaf, f"E1: {node} is in use"
-        del parent.children[self._first_page(node)]
+        del parent.children[node.key[: self._page_bytes]]
         node.alive, node.parent = False, None
         self.num_nodes -= 1
         parent.tick = max(parent.tick, node.tick)
         if parent.namespace is not None and not parent.children:
             parent.alive = False
             del self.roots[parent.namespace]
-        _offer_leaf(parent, self.components)
-        return tuple(component.drop(node) for component in self.components)
-
-    def _count_use(self, node: UnifiedTreeNode, *, inserted_len: int, priority: int) -> None:
-        """One more request uses the path up to `node`, of which it used [0, inserted_len) before. Priorities never rise from parent to child,
-        so the first ancestor that needs neither change ends the walk."""
-        at: UnifiedTreeNode | None = node
-        while at is not None and at.parent is not None and (at.end > inserted_len or at.priority < priority):
-            at.hits += at.end > inserted_len
-            at.priority = max(at.priority, priority)
-            at = at.parent
+        self.full.offer(parent)
+        gone = () if node.hashes is None else (Announce(BlockRemoved(tuple(node.hashes))),)
+        return (self.full.drop(node), *(component.drop(node) for component in self.others if component.num_pages(node)), *gone)
 
     def _stamp(self, node: UnifiedTreeNode) -> None:
-        node.tick = self._tick
-        for component in self.components:
-            component.touch(node, num_nodes=self.num_nodes)
-
-    def _first_page(self, node: UnifiedTreeNode) -> bytes:
-        return node.key[: self._page_bytes]
+        node.tick = self.tick
+        self.full.touch(node, num_nodes=self.num_nodes)
+        for component in self.others:
+            component.touch(node, self.tick)
 
 
-def _offer_leaf(node: UnifiedTreeNode, components: Sequence[TreeComponent]) -> None:
-    """A node that became an unlocked leaf is a candidate for eviction from now on."""
-    if node.evictable_leaf:
-        for component in components:
-            component.offer(node)
+def _accepted(
+    node: UnifiedTreeNode, partial: UnifiedTreeNode | None, common: int, components: Sequence[TreeComponent]
+) -> tuple[UnifiedTreeNode, int]:
+    """(deepest node above, tokens) of the longest prefix on the path to `node`, and `common` tokens into `partial`, that every gate accepts.
+
+    Gates remember what they saw: each is asked at each node, from the root down, whatever the others said.
+    """
+    path: list[tuple[UnifiedTreeNode, int]] = [] if partial is None else [(partial, common)]
+    while node.parent is not None:
+        path.append((node, node.end - node.start))
+        node = node.parent
+    gates, best, length = [component.gate() for component in components], node, 0
+    for at, part in reversed(path):
+        verdicts = [gate(at, part) for gate in gates]
+        if all(verdicts):
+            best, length = at, at.start + part
+    return best, length
+
+
+def _stored(leaf: UnifiedTreeNode, namespace: Namespace, *, block_bytes: int) -> Announce:
+    """Hash the blocks of a new leaf, on from those of its parent."""
+    above = leaf.parent.hashes if leaf.parent is not None else None
+    parent = above[-1] if above else None
+    leaf.hashes = events.chain(parent or events.seed(namespace), leaf.key, block_bytes=block_bytes)
+    tokens = tuple(keys.unpack(leaf.key).tolist())
+    block_size = block_bytes // keys.UNIT_BYTES
+    return Announce(BlockStored(tuple(leaf.hashes), parent, tokens, block_size, keys.normalise(namespace).lora_id))
+
+
+def _count_use(node: UnifiedTreeNode, *, inserted_len: int, priority: int) -> None:
+    """One more request uses the path up to `node`, of which it used [0, inserted_len) before. Priorities never rise from parent to child, so
+    the first ancestor that needs neither change ends the walk."""
+    at: UnifiedTreeNode | None = node
+    while at is not None and at.parent is not None and (at.end > inserted_len or at.priority < priority):
+        at.hits += at.end > inserted_len
+        at.priority = max(at.priority, priority)
+        at = at.parent
 
 
 def _on_one_path(node: UnifiedTreeNode, protected: UnifiedTreeNode, *, limit_len: int) -> bool:

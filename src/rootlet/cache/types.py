@@ -6,7 +6,7 @@ In a row, [0, cache_protected_len) is borrowed from the tree under a lock, [cach
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rootlet.cache.node import UnifiedTreeNode
 
 PageArray = npt.NDArray[np.int32]
+NO_PAGES: PageArray = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +36,33 @@ class RadixKey:
 
 @dataclass(frozen=True, slots=True)
 class MatchResult:
-    """Usable only while locked: lock before anything that may evict. `pages` are the tree's, `device_prefix_len` a multiple of the page size."""
+    """Usable only while locked: lock before anything that may evict. `pages` are the tree's, `device_prefix_len` a multiple of the page size.
+
+    With windows, `window_pages` is as long as `pages`: the tree's window pages where the lock will keep them, 0 before. With windows or states
+    the full KV may be cached further than the match reaches: a request that stops at `branch_at` and shares there makes the next one hit.
+    """
 
     device_prefix_len: int
     last_device_node: UnifiedTreeNode
     pages: PageArray
     host_hit_length: int = 0
+    window_pages: PageArray | None = None
+    branch_at: int | None = None
 
 
 @dataclass(slots=True)
 class TreeLock:
-    """Receipt of `inc_lock_ref`: released exactly once, on the same node, in the same epoch of the tree."""
+    """Receipt of `inc_lock_ref`: released exactly once, on the same node, in the same epoch of the tree.
+
+    `window_from`: the window pages of the nodes from here to the end of `node` are held, None = none are. A split moves no offset, so the
+    receipt stays exact. `holds_state`: the state at the end of `node` is held.
+    """
 
     node: UnifiedTreeNode
     epoch: int
     released: bool = False
+    window_from: int | None = None
+    holds_state: bool = False
 
 
 @dataclass(slots=True)
@@ -57,6 +70,8 @@ class ReqKvInfo:
     """One request's ownership record. 0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len; protected is page-aligned.
 
     `row` None <=> holds no KV. `cache_inserted_len`: [0, here) this request itself already inserted (hits counted once).
+    Of its own window pages it gave back those of [cache_protected_len, window_released_len). `state_slot` is the working state, which encodes
+    kv_committed_len tokens; `snapshots` are (length, slot) of copies of it, oldest first.
     """
 
     row: int | None = None
@@ -66,6 +81,9 @@ class ReqKvInfo:
     kv_allocated_len: int = 0
     lock: TreeLock | None = None
     last_node: UnifiedTreeNode | None = None
+    window_released_len: int = 0
+    state_slot: int | None = None
+    snapshots: list[tuple[int, int]] = field(default_factory=list)
 
     def check(self, page_size: int) -> None:
         """Invariant R1."""

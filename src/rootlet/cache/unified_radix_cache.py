@@ -1,7 +1,10 @@
 """The prefix cache as the scheduler sees it: who owns which page, before and after each call.
 
-Joins three owners that do not know each other: the tree (which prefix is where, decides), the page allocator (which pages are free) and the
-page table (which page a running request uses for which positions). This is the only place that executes `CacheAction`s. No tensors.
+Joins three owners that do not know each other: the tree (which prefix is where, decides), the allocators (what is free, behind the
+`PoolKeeper`, which executes `CacheAction`s) and the page table (which page a running request uses for which positions). No tensors.
+
+A model has full attention, and may have sliding windows and recurrent states beside it. `window` and `states` are what a request does with
+those; without them (None) nothing here costs or does more than for full attention alone.
 
 The row of a request, in positions:
 
@@ -10,8 +13,7 @@ The row of a request, in positions:
     |<------- borrowed ---------->|<------------------- private, rounded up to pages -------->|
 
 `cache_unfinished_req` and `cache_finished_req` move the first border to the right, by giving private pages to the tree, or by taking the tree's
-pages for the same tokens instead and freeing the private ones. `release` gives the private range back, once. The order inside a call is
-insert, re-point, free duplicates, lock new, unlock old: nothing allocates in between, so no page that is still named can be handed out.
+pages for the same tokens instead and freeing the private ones. `release` gives the private range back, once.
 
 Within one step nothing here waits for the executor: pages freed now may be written by a later plan, and plans run in order.
 Does not choose whom to admit or retract. Source: SGLang `unified_radix_cache`; cache.md section 2.
@@ -20,32 +22,68 @@ Does not choose whom to admit or retract. Source: SGLang `unified_radix_cache`; 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rootlet.cache import invariants
 from rootlet.cache import key as keys
-from rootlet.cache.actions import CacheAction
 from rootlet.cache.components.full import FullComponent
+from rootlet.cache.components.mamba import MambaComponent
+from rootlet.cache.components.swa import SWAComponent
 from rootlet.cache.dump import pretty
+from rootlet.cache.events import AllBlocksCleared, EventRecorder
 from rootlet.cache.eviction import POLICIES
+from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.node import UnifiedTreeNode
+from rootlet.cache.publish import Publisher
+from rootlet.cache.request_states import RequestStates
+from rootlet.cache.request_window import RequestWindow
 from rootlet.cache.tree_core import UnifiedTreeCore
 from rootlet.cache.types import MatchResult, PageArray, RadixKey, ReqKvInfo, TreeLock
 from rootlet.memory.page_allocator import PageAllocator
 from rootlet.memory.req_to_token import ReqToTokenPool
+from rootlet.memory.state_allocator import StateAllocator
+from rootlet.memory.swa_allocator import SWAAllocator
 
 
 class UnifiedRadixCache:
     """With `enabled=False` the same object holds nothing: a match is empty, an insert does nothing, release is the same."""
 
-    def __init__(self, *, page_size: int, allocator: PageAllocator, req_to_token: ReqToTokenPool, policy: str = "lru", enabled: bool = True) -> None:
-        """Raises: BadConfig for an unknown `policy`."""
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        allocator: PageAllocator,
+        req_to_token: ReqToTokenPool,
+        policy: str = "lru",
+        enabled: bool = True,
+        window: SWAAllocator | None = None,
+        states: StateAllocator | None = None,
+        recorder: EventRecorder | None = None,
+    ) -> None:
+        """`window`, `states`: pools of the components that the model has beside full attention. `recorder` is told every block that comes or goes.
+
+        Raises: BadConfig for an unknown `policy`.
+        """
         self.page_size = page_size
         self.enabled = enabled
         self.allocator = allocator
         self.req_to_token = req_to_token
         self.full = FullComponent(POLICIES.get(policy), num_total_pages=allocator.num_pages)
-        self.core = UnifiedTreeCore(page_size=page_size, components=(self.full,))
-        self._counters = dict.fromkeys(("matches", "lookup_tokens", "matched_tokens", "adopted_pages", "duplicate_pages", "evicted_pages"), 0)
+        swa = None if window is None else SWAComponent(window_len=window.window_len, page_size=page_size, num_total_pages=window.pages.num_pages)
+        mamba = None if states is None else MambaComponent()
+        others = [part for part in (swa, mamba) if part is not None]
+        self.core = UnifiedTreeCore(page_size=page_size, full=self.full, others=others, announce=recorder is not None)
+        self.keeper = PoolKeeper(self.core, {self.full.name: allocator}, recorder=recorder)
+        self.window: RequestWindow | None = None
+        self.states: RequestStates | None = None
+        if window is not None and swa is not None:
+            self.keeper.add_pool(swa.name, window.pages)
+            self.window = RequestWindow(swa, window, core=self.core, keeper=self.keeper, sharing=enabled)
+        if states is not None and mamba is not None:
+            self.keeper.add_pool(mamba.name, states.pool)
+            self.states = RequestStates(mamba, states, core=self.core, keeper=self.keeper)
+        self._publisher = Publisher(self.core, self.keeper, rows=req_to_token, window=self.window, states=self.states)
+        self._counters = dict.fromkeys(("matches", "lookup_tokens", "matched_tokens"), 0)
 
     # ---- sizes, in pages, O(1) ---------------------------------------------------------------------------------------------------------
 
@@ -82,39 +120,51 @@ class UnifiedRadixCache:
 
         `pages` is the caller's copy. The pages stay the tree's: lock `last_device_node` before anything that may evict.
         """
-        node = self.core.match(key)
+        node, reach = self.core.match_reach(key)
         self._counters["matches"] += 1
         self._counters["lookup_tokens"] += len(key)
         self._counters["matched_tokens"] += node.end
-        return MatchResult(device_prefix_len=node.end, last_device_node=node, pages=self.core.path_pages(node))
+        found = MatchResult(device_prefix_len=node.end, last_device_node=node, pages=self.core.path_pages(node))
+        if not self.core.others:
+            return found
+        return _with_others(found, reach, self.window, grid=self.page_size if self.states is None else self.states.allocator.grid)
 
     def inc_lock_ref(self, node: UnifiedTreeNode) -> TreeLock:
-        """Keep the path to `node` until `dec_lock_ref` of the receipt, which the caller owns."""
-        self.core.lock(node)
-        return TreeLock(node=node, epoch=self.epoch)
+        """Keep the path to `node`, and what else a request that goes on from there reads, until `dec_lock_ref` of the receipt, which the caller
+        owns."""
+        return self.core.lock(node)
 
     def dec_lock_ref(self, lock: TreeLock) -> None:
         """Raises: AssertionError L1 for a receipt that was released before or is of another epoch."""
-        assert not lock.released, f"L1: {lock} is released twice"
-        assert lock.epoch == self.epoch, f"L1: {lock} is of an earlier epoch than {self.epoch}"
-        lock.released = True
-        self.core.unlock(lock.node)
+        self.core.unlock(lock)
 
     # ---- pages -------------------------------------------------------------------------------------------------------------------------
 
     def ensure_pages(self, n: int) -> bool:
-        """Evict just as many pages as are missing for `n` free ones. False when that cannot be, and then nothing was evicted."""
-        if n > self.available_pages:
-            return False
-        while (shortfall := n - self.free_pages) > 0:
-            actions = self.core.evict_one(self.full, max_pages=shortfall)
-            assert actions, f"E4: {shortfall} pages short, {self.evictable_pages} said to be evictable, no candidate"
-            self._counters["evicted_pages"] += _execute(actions, self.allocator)
-        return True
+        """Evict just as many KV pages as are missing for `n` free ones. False when that cannot be, and then nothing was evicted."""
+        return self.keeper.ensure(self.full.name, n)
 
     def alloc_pages(self, n: int) -> PageArray | None:
-        """`n` pages, int32, which the caller owns from now on; None, and nothing evicted, when there are not so many."""
-        return self.allocator.alloc(n) if self.ensure_pages(n) else None
+        """`n` KV pages, int32, which the caller owns from now on; None, and nothing evicted, when there are not so many."""
+        return self.keeper.alloc(self.full.name, n)
+
+    def grow(self, kv: ReqKvInfo, length: int) -> bool:
+        """Pages of every kind for positions [0, length), written to the row: all, or none and False. `kv` owns them."""
+        assert kv.row is not None, f"R5: {kv} holds no row"
+        have, need = keys.num_pages(kv.kv_allocated_len, self.page_size), keys.num_pages(length, self.page_size)
+        if have < need:
+            names = [self.full.name] if self.window is None else [self.full.name, self.window.component.name]
+            if any(need - have > self.keeper.available(name) for name in names):
+                return False
+            for name in names:  # leaves first: they take their window pages along
+                self.keeper.ensure(name, need - have)
+            pages = self.allocator.alloc(need - have)
+            assert pages is not None, "E4: pages were free just now"
+            self.req_to_token.write(kv.row, have, pages)
+            if self.window is not None:
+                self.window.take(kv.row, have, need)
+        kv.kv_allocated_len = max(kv.kv_allocated_len, length)
+        return True
 
     # ---- the life of a request ---------------------------------------------------------------------------------------------------------
 
@@ -124,7 +174,8 @@ class UnifiedRadixCache:
         `key` = its tokens whose KV is committed. Afterwards the tree owns the page floor of the key, [0, cache_protected_len), under kv.lock; the
         unaligned tail stays private. Calling it again with the same key changes nothing.
         """
-        self._publish(kv, key, priority=priority)
+        if self.enabled:
+            self._publisher.publish(kv, key, priority=priority, final=False)
 
     def cache_finished_req(self, kv: ReqKvInfo, key: RadixKey, *, prompt_len: int | None = None, priority: int = 0) -> None:
         """Share what the request owns, then take everything else back: `kv` holds nothing afterwards.
@@ -132,10 +183,12 @@ class UnifiedRadixCache:
         `key` = prompt + outputs through the stop and not beyond. With `prompt_len` a node ends at the prompt's page floor, so that outputs can be
         evicted and leave the prompt. Raises: AssertionError R5 when `kv` holds nothing.
         """
-        if prompt_len is not None:
-            prompt = RadixKey(key.namespace, key.data, min(prompt_len, len(key)))
-            self._publish(kv, prompt, priority=priority)
-        self._publish(kv, key, priority=priority)
+        assert kv.row is not None, f"R5: {kv} holds no KV"
+        if self.enabled:
+            if prompt_len is not None and not self.core.others:  # windows and states end where they end
+                prompt = RadixKey(key.namespace, key.data, min(prompt_len, len(key)))
+                self._publisher.publish(kv, prompt, priority=priority, final=False)
+            self._publisher.publish(kv, key, priority=priority, final=True)
         self.release(kv)
 
     def release(self, kv: ReqKvInfo) -> None:
@@ -143,23 +196,20 @@ class UnifiedRadixCache:
 
         Raises: AssertionError R5 when `kv` holds nothing.
         """
-        assert kv.row is not None, f"R5: second release of {kv}"
-        kv.check(self.page_size)
-        private = self.req_to_token.pages(kv.row, kv.cache_protected_len // self.page_size, keys.num_pages(kv.kv_allocated_len, self.page_size))
-        self.allocator.free(private)
-        if kv.lock is not None:
-            self.dec_lock_ref(kv.lock)
-        self.req_to_token.free_row(kv.row)
-        kv.row = kv.lock = kv.last_node = None
-        kv.cache_protected_len = kv.cache_inserted_len = kv.kv_committed_len = kv.kv_allocated_len = 0
+        self._publisher.release(kv)
 
     def flush(self) -> bool:
-        """Forget every prefix. Only while no lock, row or private page is out; else False, and nothing changes."""
-        idle = self.core.num_locks == 0 and self.req_to_token.num_held == 0 and self.available_pages == self.allocator.num_pages
-        if not idle:
+        """Forget every prefix. Only while no lock, row, private page or slot is out; else False, and nothing changes."""
+        pools = self.keeper.pools
+        if self.core.num_locks or self.req_to_token.num_held or any(self.keeper.available(name) < pool.num_pages for name, pool in pools.items()):
             return False
+        recorder, self.keeper.recorder = self.keeper.recorder, None  # one event for all, not one a node
         self.ensure_pages(self.allocator.num_pages)
-        self.allocator.clear()
+        self.keeper.recorder = recorder
+        if recorder is not None:
+            recorder.record(AllBlocksCleared())
+        for pool in pools.values():
+            pool.clear()
         self.req_to_token.clear()
         self.core.epoch += 1
         return True
@@ -183,6 +233,10 @@ class UnifiedRadixCache:
             "rows": self.req_to_token.num_held,
             "epoch": self.epoch,
             **self._counters,
+            "adopted_pages": self._publisher.adopted_pages,
+            "duplicate_pages": self._publisher.duplicate_pages,
+            "evicted_pages": self.keeper.evicted[self.full.name],
+            **self.keeper.stats_of_others(),
         }
 
     def pretty(self, max_nodes: int = 200) -> str:
@@ -194,34 +248,14 @@ class UnifiedRadixCache:
 
         Raises: AssertionError whose message starts with the invariant's id.
         """
-        invariants.check(self.core, self.full, allocator=self.allocator, rows=self.req_to_token, live=list(live), locks=list(locks))
-
-    # ---- inside ------------------------------------------------------------------------------------------------------------------------
-
-    def _publish(self, kv: ReqKvInfo, key: RadixKey, *, priority: int) -> None:
-        assert kv.row is not None, f"R5: {kv} holds no KV"
-        aligned = keys.floor_len(len(key), self.page_size)
-        assert aligned <= kv.kv_committed_len, f"R1: a key of {len(key)} tokens, of which {kv.kv_committed_len} are committed"
-        if not self.enabled or aligned == 0:
-            return
-        anchor = self.core.root if kv.lock is None else kv.lock.node
-        assert anchor.end == kv.cache_protected_len, f"L4: {kv} is protected by a lock that ends at {anchor.end}"
-        own = self.req_to_token.pages(kv.row, 0, aligned // self.page_size)
-        result = self.core.insert(key, own, protected=anchor, inserted_len=kv.cache_inserted_len, priority=priority)
-        if len(result.borrowed):
-            self.req_to_token.write(kv.row, anchor.end // self.page_size, result.borrowed)
-        self._counters["duplicate_pages"] += _execute(result.actions, self.allocator)
-        self._counters["adopted_pages"] += (aligned - result.present_len) // self.page_size
-        kv.cache_inserted_len = max(kv.cache_inserted_len, aligned)
-        if aligned > anchor.end:
-            lock = self.inc_lock_ref(result.node)
-            if kv.lock is not None:
-                self.dec_lock_ref(kv.lock)
-            kv.lock, kv.last_node, kv.cache_protected_len = lock, result.node, aligned
+        invariants.check(self, live=list(live), locks=list(locks))
 
 
-def _execute(actions: tuple[CacheAction, ...], allocator: PageAllocator) -> int:
-    """Do what the tree decided; returns the pages that became free."""
-    for action in actions:
-        allocator.free(action.pages)
-    return sum(len(action.pages) for action in actions)
+def _with_others(found: MatchResult, reach: int, window: RequestWindow | None, *, grid: int) -> MatchResult:
+    """What a match says beyond full attention; `reach`: tokens that the full KV alone would match, `grid`: where a match can end at all."""
+    branch_at = keys.floor_len(reach, grid)
+    return replace(
+        found,
+        window_pages=None if window is None else window.component.window_pages(found.last_device_node),
+        branch_at=branch_at if branch_at > found.device_prefix_len else None,
+    )

@@ -116,7 +116,10 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What an executor can hold. `num_pages` counts usable pages (ids 1..num_pages); `max_rows` pool rows 1..max_rows (row 0 = padding);
-    `max_step_tokens` tokens of one plan; `max_context_len` positions of one row."""
+    `max_step_tokens` tokens of one plan; `max_context_len` positions of one row.
+
+    Beside full attention: `window_len` keys visible (the query's own included; 0 = no sliding windows) and usable window pages; usable state
+    slots (0 = no recurrent states), which may be kept at multiples of `state_grid` tokens."""
 
     num_pages: int
     page_size: int
@@ -124,6 +127,10 @@ class Capacity:
     max_context_len: int
     max_step_tokens: int
     vocab_size: int
+    window_len: int = 0
+    num_window_pages: int = 0
+    num_states: int = 0
+    state_grid: int = 0
 
     @property
     def max_pages_per_row(self) -> int:

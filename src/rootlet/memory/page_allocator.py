@@ -51,6 +51,14 @@ class PageAllocator:
         n = len(pages)
         if n == 0:
             return
+        if n == 1:  # eviction gives pages back one by one; the same tests, without arrays
+            page = int(pages[0])
+            assert 1 <= page <= self.num_pages, f"C7: pages outside 1..{self.num_pages}: {pages}"
+            assert not self._is_free[page], f"C7: double free of pages {pages}"
+            self._is_free[page] = True
+            self._stack[self._top] = page
+            self._top += 1
+            return
         assert 1 <= pages.min() <= pages.max() <= self.num_pages, f"C7: pages outside 1..{self.num_pages}: {pages}"
         assert not self._is_free[pages].any(), f"C7: double free of pages {pages[self._is_free[pages]]}"
         order = np.arange(n, dtype=np.int32)

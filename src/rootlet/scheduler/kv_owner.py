@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rootlet.cache.registry import build_cache
 from rootlet.cache.types import MatchResult, RadixKey, ReqKvInfo, TreeLock
-from rootlet.cache.unified_radix_cache import UnifiedRadixCache
 from rootlet.config.schema import CacheArgs
 from rootlet.core.step import Capacity, IntArray, PageDelta
-from rootlet.memory.page_allocator import PageAllocator
-from rootlet.memory.req_to_token import ReqToTokenPool
 from rootlet.scheduler.budget import ceil_pages
 from rootlet.scheduler.req import Req
 
@@ -42,11 +40,8 @@ class KvOwner:
         self.page_size = capacity.page_size
         self.num_pages = capacity.num_pages
         self.enabled = args.prefix_cache
-        self.allocator = PageAllocator(capacity.num_pages)
-        self.req_to_token = ReqToTokenPool(capacity.max_rows, capacity.max_pages_per_row)
-        self.cache = UnifiedRadixCache(
-            page_size=capacity.page_size, allocator=self.allocator, req_to_token=self.req_to_token, policy=args.evict, enabled=args.prefix_cache
-        )
+        self.cache = build_cache(args, capacity)
+        self.allocator, self.req_to_token = self.cache.allocator, self.cache.req_to_token
 
     def probe(self, req: Req) -> int:
         """Tokens that a match would give now; touches nothing."""

@@ -21,6 +21,15 @@ quick = settings(max_examples=40, deadline=None, database=None, derandomize=True
 prompts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=2, max_size=10)
 
 
+PARTS = {
+    "full": {},
+    "full+swa": {"window": (3, 64)},
+    "full+mamba": {"states": (2, 40)},
+    "full+swa+mamba": {"window": (3, 64), "states": (2, 40)},
+}
+every_part = pytest.mark.parametrize("parts", PARTS)
+
+
 def key(tokens: list[int]) -> RadixKey:
     return RadixKey(Namespace(), pack(tokens))
 
@@ -38,18 +47,19 @@ def drain(bench: CacheBench) -> list[frozenset[tuple[int, ...]]]:
     return left
 
 
+@every_part
 @quick
 @given(prompts=prompts, asked=prompts)
-def test_a_probes_change_nothing_and_matches_change_no_size(prompts: list[list[int]], asked: list[list[int]]) -> None:
-    one, two, three = (CacheBench(page_size=2) for _ in range(3))
+def test_a_probes_change_nothing_and_matches_change_no_size(parts: str, prompts: list[list[int]], asked: list[list[int]]) -> None:
+    one, two, three = (CacheBench(page_size=2, **PARTS[parts]) for _ in range(3))
     for bench in (one, two, three):
         for prompt in prompts:
             bench.serve(prompt)
     for tokens in asked:
         two.probe(tokens)
-        sizes = three.cache.free_pages, three.cache.evictable_pages
+        sizes = three.cache.keeper.stats_of_others(), three.cache.free_pages, three.cache.evictable_pages
         three.cache.match_prefix(key(tokens))
-        assert (three.cache.free_pages, three.cache.evictable_pages) == sizes
+        assert (three.cache.keeper.stats_of_others(), three.cache.free_pages, three.cache.evictable_pages) == sizes
     assert two.cache.pretty() == one.cache.pretty()
     assert drain(two) == drain(one)
 
@@ -106,6 +116,17 @@ def test_b_stale_entries_of_a_falling_key_are_compacted() -> None:
 
 
 @quick
+@given(prompts=prompts)
+def test_c_two_instances_with_windows_and_states_evict_the_same(prompts: list[list[int]]) -> None:
+    benches = [CacheBench(page_size=1, num_pages=30, window=(3, 14), states=(1, 4)) for _ in range(2)]
+    for bench in benches:
+        for prompt in prompts:
+            bench.serve(prompt)
+    one, two = ([pool.free_pages().tolist() for pool in bench.cache.keeper.pools.values()] for bench in benches)
+    assert one == two
+
+
+@quick
 @given(prompts=prompts, policy=st.sampled_from(POLICIES.names()))
 def test_c_two_instances_with_the_same_calls_evict_the_same(prompts: list[list[int]], policy: str) -> None:
     one = CacheBench(page_size=1, num_pages=14, policy=policy)
@@ -120,12 +141,15 @@ def test_c_two_instances_with_the_same_calls_evict_the_same(prompts: list[list[i
     assert one.cache.allocator.free_pages().tolist() == two.cache.allocator.free_pages().tolist()
 
 
+@pytest.mark.parametrize("parts", ["full", "full+mamba"])
 @quick
 @given(prompts=prompts, size=st.sampled_from((2, 4)), policy=st.sampled_from(POLICIES.names()))
-def test_d_pages_of_k_tokens_are_pages_of_one_when_prompts_are_whole_pages(prompts: list[list[int]], size: int, policy: str) -> None:
-    """One token of the small cache stands for a page of k equal tokens of the other."""
-    small = CacheBench(page_size=1, num_pages=20, policy=policy)
-    large = CacheBench(page_size=size, num_pages=20, policy=policy)
+def test_d_pages_of_k_tokens_are_pages_of_one_when_prompts_are_whole_pages(parts: str, prompts: list[list[int]], size: int, policy: str) -> None:
+    """One token of the small cache stands for a page of k equal tokens of the other. Not so with windows, which the slide counts in tokens."""
+    small_parts = {"states": (1, 6)} if "mamba" in parts else {}
+    large_parts = {"states": (size, 6)} if "mamba" in parts else {}
+    small = CacheBench(page_size=1, num_pages=20, policy=policy, **small_parts)
+    large = CacheBench(page_size=size, num_pages=20, policy=policy, **large_parts)
     for prompt in prompts:
         small.serve(prompt)
         large.serve([token for token in prompt for _ in range(size)])
@@ -133,20 +157,41 @@ def test_d_pages_of_k_tokens_are_pages_of_one_when_prompts_are_whole_pages(promp
         assert large.cache.free_pages == small.cache.free_pages
 
 
+@every_part
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_e_the_order_in_which_duplicates_finish_does_not_change_what_is_used(order: tuple[int, ...]) -> None:
-    bench = CacheBench(page_size=2)
-    runs = [bench.run([1, 2, 3, 4, 5]) for _ in range(3)]
+def test_e_the_order_in_which_duplicates_finish_does_not_change_what_is_used(parts: str, order: tuple[int, ...]) -> None:
+    bench = CacheBench(page_size=2, **PARTS[parts])
+    runs = [bench.run([1, 2, 3, 4]) for _ in range(3)]
+    for seq in runs:
+        seq.tokens.append(5)
+        assert bench.reserve(seq, 5)
     for i in order:
         bench.finish(runs[i])
         bench.check()
     assert (bench.cache.free_pages, bench.cache.evictable_pages, shape(bench)) == (62, 2, [(0, (1, 2, 3, 4))])
+    pools = bench.cache.keeper.pools
+    assert {name: pool.num_pages - pool.num_free for name, pool in pools.items()} == {name: {"full": 2, "swa": 2, "mamba": 1}[name] for name in pools}
 
 
 @quick
+@given(prompts=prompts, policy=st.sampled_from(POLICIES.names()), size=st.sampled_from((1, 2)))
+def test_g_a_window_as_long_as_everything_changes_nothing(prompts: list[list[int]], policy: str, size: int) -> None:
+    plain = CacheBench(page_size=size, num_pages=20, policy=policy)
+    windowed = CacheBench(page_size=size, num_pages=20, policy=policy, window=(64, 200))
+    for prompt in prompts:
+        plain.serve(prompt)
+        windowed.serve(prompt)
+        windowed.check()
+        assert shape(windowed) == shape(plain)
+    assert [windowed.probe(prompt) for prompt in prompts] == [plain.probe(prompt) for prompt in prompts]
+    assert drain(windowed) == drain(plain)
+
+
+@every_part
+@quick
 @given(prompts=prompts, later=prompts, policy=st.sampled_from(POLICIES.names()))
-def test_h_a_flushed_cache_is_a_fresh_one(prompts: list[list[int]], later: list[list[int]], policy: str) -> None:
-    used, fresh = CacheBench(page_size=2, policy=policy), CacheBench(page_size=2, policy=policy)
+def test_h_a_flushed_cache_is_a_fresh_one(parts: str, prompts: list[list[int]], later: list[list[int]], policy: str) -> None:
+    used, fresh = CacheBench(page_size=2, policy=policy, **PARTS[parts]), CacheBench(page_size=2, policy=policy, **PARTS[parts])
     for prompt in prompts:
         used.serve(prompt)
     assert used.cache.flush()

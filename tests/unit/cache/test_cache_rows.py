@@ -297,6 +297,13 @@ SPLIT_RULES = {
     "alive": "both live",
     "namespace": "none: roots are never split",
     "seq": "fresh",
+    "hashes": "divide",
+    "swa_pages": "divide",
+    "swa_refs": "copy",
+    "swa_tick": "copy",
+    "state_slot": "stay below",
+    "state_refs": "stay below",
+    "state_tick": "copy",
 }
 
 

@@ -99,6 +99,21 @@ def test_build_cache_follows_the_configuration_and_the_capacity() -> None:
         build_cache(CacheArgs(evict="lrru"), capacity)
 
 
+def test_build_cache_adds_the_components_that_the_capacity_names() -> None:
+    fields = {"num_pages": 7, "page_size": 4, "max_rows": 3, "max_context_len": 10, "max_step_tokens": 8, "vocab_size": 9}
+
+    def names(**more: int) -> list[str]:
+        return list(build_cache(CacheArgs(), Capacity(**fields, **more)).keeper.pools)
+
+    window, states = {"window_len": 6, "num_window_pages": 3}, {"num_states": 2, "state_grid": 8}
+    assert (names(), names(**window), names(**states)) == (["full"], ["full", "swa"], ["full", "mamba"])
+    assert names(**window, **states) == ["full", "swa", "mamba"]
+    with pytest.raises(BadConfig, match=r"2 window pages: a window of 6 tokens needs 3 pages of 4"):
+        names(window_len=6, num_window_pages=2)
+    with pytest.raises(BadConfig, match=r"states every 6 tokens: must be a multiple of page_size 4"):
+        names(num_states=2, state_grid=6)
+
+
 def test_stats_count_pages_and_tokens() -> None:
     bench = CacheBench(page_size=2, num_pages=10)
     bench.serve([1, 2, 3, 4])
@@ -144,6 +159,16 @@ def test_pretty_draws_the_tree() -> None:
         "+- [0, 2) tokens 1 2 pages 1 2 locks 0* hits 2",
         "lora_id='poet', cache_salt='s'",
         "... 3 more nodes",
+    ]
+
+
+def test_pretty_shows_where_windows_and_states_are() -> None:
+    bench = CacheBench(page_size=1, window=(2, 9), states=(1, 9))
+    bench.serve([1, 2, 3, 4])
+    assert bench.cache.pretty().splitlines()[2:] == [
+        "+- [0, 1) tokens 1 pages 1 locks 0 hits 1 swa 0 mamba 0",
+        "|  +- [1, 2) tokens 2 pages 2 locks 0 hits 1 swa 1 mamba 0",
+        "|  |  +- [2, 4) tokens 3 4 pages 3 4 locks 0 hits 1 swa 2 mamba 1",
     ]
 
 
@@ -204,6 +229,38 @@ def test_e4_pages_that_count_as_evictable_without_a_candidate() -> None:
     bench.cache.full._candidates._entries.clear()
     with pytest.raises(AssertionError, match=r"^E4"):
         bench.cache.ensure_pages(bench.cache.available_pages)
+
+
+OTHER_DAMAGE: dict[str, Callable[[CacheBench], object]] = {
+    "C3: .1 pages .deficit: leak": lambda b: b.window.allocator.pages.alloc(1),
+    "C4: .1 pages .deficit: leak": lambda b: b.states.allocator.pool.alloc(1),
+    "C2: .* window": lambda b: setattr(b.window.component, "protected", 9),
+    "C2: .* states": lambda b: setattr(b.states.component, "protected", 9),
+    "E4: .* window": lambda b: setattr(b.window.component, "evictable", 9),
+    "E4: .* states": lambda b: setattr(b.states.component, "evictable", 9),
+    "S3: window pages": lambda b: setattr(_first(b), "swa_pages", _first(b).swa_pages[:1]),
+    "L3: .* window": lambda b: setattr(_first(b), "swa_refs", 3),
+    "L3: .* state": lambda b: setattr(_first(b), "state_refs", 3),
+    "R2: window": lambda b: b.window.allocator.table.write(b.live[0].kv.row, 1, b.window.allocator.table.pages(b.live[0].kv.row, 0, 1)),
+    "R4": lambda b: b.window.allocator.give_back(b.live[0].kv.row, 2, 3),
+    "S6": lambda b: b.live[0].kv.snapshots.append((4, 1)),
+    "E3": lambda b: b.window.component._candidates._entries.clear(),
+}
+
+
+@pytest.mark.parametrize("law", OTHER_DAMAGE)
+def test_check_names_the_law_of_a_window_or_a_state_that_was_broken(law: str) -> None:
+    bench = CacheBench(page_size=2, window=(4, 20), states=(2, 9))
+    bench.serve([8, 8, 8, 8])
+    seq = bench.seq([1, 2, 3, 4, 5])
+    assert bench.admit(seq)
+    assert bench.compute(seq, 4)
+    bench.unfinished(seq)
+    assert bench.compute(seq, 5)
+    bench.check()
+    OTHER_DAMAGE[law](bench)
+    with pytest.raises(AssertionError, match="^" + law):
+        bench.cache.check([seq.kv for seq in bench.live], locks=bench.locks)
 
 
 def test_check_l5_sees_a_lock_that_nobody_holds() -> None:

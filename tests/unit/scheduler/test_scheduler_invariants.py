@@ -172,7 +172,7 @@ def test_hash_lm_catches_pages_that_are_reused_too_early(monkeypatch: pytest.Mon
 
     def grow_without_telling(self: KvOwner, req) -> None:
         grow(self, req)
-        self.req_to_token._unsent.clear()
+        self.req_to_token.take_deltas()
 
     monkeypatch.setattr(KvOwner, "grow", grow_without_telling)
     with pytest.raises(AssertionError, match="not what the page table says"):

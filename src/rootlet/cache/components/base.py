@@ -1,26 +1,33 @@
-"""What a component of the tree must do: it keeps one kind of memory (full KV, window KV, state) on the nodes of the one tree.
+"""What a component of the tree beside Full must do: it keeps one more kind of memory (window KV, state) on the nodes of the one tree.
 
-The core owns structure, locks and recency, and calls the component at each turn of a node's life; the component owns its value on the node,
-its two counters, and the choice of what to evict. It returns `CacheAction`s and never touches an allocator.
+The core owns structure, the locks of paths, and recency of Full; each component owns its value on a node, its holds, its recency and its two
+counters. It returns `CacheAction`s and never touches an allocator. A node without the value is a tombstone for this component, and stays.
 
-To add a component: a slot in `UnifiedTreeNode` with its split rule, one class here, one allocator in `memory`, its law in `cache.invariants`.
+To add a component: slots in `UnifiedTreeNode` with their split rules, one class here, one allocator in `memory`, its law in `cache.invariants`.
 Source: SGLang unified radix cache; cache.md section 6.3.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
-from rootlet.cache.actions import CacheAction
+from rootlet.cache.actions import FreePages
 from rootlet.cache.node import UnifiedTreeNode
-from rootlet.cache.types import PageArray
+from rootlet.cache.types import TreeLock
+
+Gate: TypeAlias = Callable[[UnifiedTreeNode, int], bool]
 
 
 class TreeComponent(Protocol):
-    """Counters are in pages of the component's own allocator: `evictable` on inactive nodes, `protected` on active ones."""
+    """Counters are in units of the component's own allocator: `evictable` on nodes that nobody holds for it, `protected` on the others.
+    `rank`: when a value is taken from a node that stays, values of lower rank on it go too."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def rank(self) -> int: ...
 
     @property
     def evictable(self) -> int: ...
@@ -29,41 +36,40 @@ class TreeComponent(Protocol):
     def protected(self) -> int: ...
 
     def num_pages(self, node: UnifiedTreeNode) -> int:
-        """Pages the component holds on `node`; 0 for a tombstone."""
+        """Units the component holds on `node`; 0 for a tombstone."""
         ...
 
-    def adopt(self, node: UnifiedTreeNode, pages: PageArray) -> None:
-        """The new, inactive `node` takes `pages` over from a request."""
+    def gate(self) -> Gate:
+        """A predicate with memory, to be asked once at each node of a path, from the root down, with the tokens of the node that count
+        (all of them, or the first part of an edge that a match ends in): may a match end there?"""
         ...
 
     def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode, num_pages: int) -> None:
-        """`upper` takes the first `num_pages` pages of what `lower` held; sums do not change."""
+        """`upper` takes what belongs to the first `num_pages` pages of `lower`; sums do not change."""
         ...
 
-    def protect(self, node: UnifiedTreeNode) -> None:
-        """`node` became active."""
+    def hold(self, lock: TreeLock) -> None:
+        """Keep what a request that goes on from `lock.node` reads; written on the receipt."""
         ...
 
-    def unprotect(self, node: UnifiedTreeNode) -> None:
-        """`node` became inactive."""
+    def let_go(self, lock: TreeLock) -> None:
+        """Undo `hold` of the same receipt; nothing when that was done."""
         ...
 
-    def offer(self, node: UnifiedTreeNode) -> None:
-        """`node` became an evictable leaf."""
-        ...
+    def is_held(self, node: UnifiedTreeNode) -> bool: ...
 
-    def touch(self, node: UnifiedTreeNode, *, num_nodes: int) -> None:
-        """`node` was used; its recency is already up to date."""
+    def touch(self, node: UnifiedTreeNode, tick: int) -> None:
+        """A match or an insert ended at `node`."""
         ...
 
     def pop_victim(self) -> UnifiedTreeNode | None:
-        """The evictable leaf that goes first, out of the candidates; None when there is none."""
+        """The node whose value goes first, out of the candidates; None when there is none."""
         ...
 
-    def drop(self, node: UnifiedTreeNode) -> CacheAction:
-        """The inactive `node` gives its value up; the action says what to do with it."""
+    def drop(self, node: UnifiedTreeNode) -> FreePages:
+        """`node` gives its value, which nobody holds, up; the action says what to do with it."""
         ...
 
-    def check(self, leaves: list[UnifiedTreeNode]) -> None:
-        """E1 for this component's candidates."""
+    def check(self, nodes: Sequence[UnifiedTreeNode], locks: Sequence[TreeLock]) -> None:
+        """S6, C2, L3, E3, E4 of this component."""
         ...

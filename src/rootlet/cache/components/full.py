@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rootlet.cache.actions import CacheAction, FreePages
+from rootlet.cache.actions import FreePages
 from rootlet.cache.eviction import EvictionPolicy, LazyHeap
 from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.types import PageArray
@@ -52,15 +52,21 @@ class FullComponent:
         self.protected -= moved
 
     def offer(self, node: UnifiedTreeNode) -> None:
-        self._candidates.offer(node)
+        """If `node` became an evictable leaf it is a candidate from now on."""
+        if node.evictable_leaf:
+            self._candidates.offer(node)
 
     def touch(self, node: UnifiedTreeNode, *, num_nodes: int) -> None:
         self._candidates.touch(node, num_nodes=num_nodes)
 
+    def forget(self, *, num_nodes: int) -> None:
+        """A candidate was removed for the sake of another component."""
+        self._candidates.trim(num_nodes=num_nodes)
+
     def pop_victim(self) -> UnifiedTreeNode | None:
         return self._candidates.pop()
 
-    def drop(self, node: UnifiedTreeNode) -> CacheAction:
+    def drop(self, node: UnifiedTreeNode) -> FreePages:
         pages = node.full_pages
         assert pages is not None, f"S4: {node} has no pages"
         node.full_pages = None
