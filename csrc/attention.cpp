@@ -12,6 +12,8 @@
 // Traffic: each key and value is read once per item. Decode at long contexts is DRAM-bound: V is prefetched under QK, the next cut's K under PV.
 #include "rootlet/attention_tile.h"
 #include "rootlet/dispatch.h"
+#include "rootlet/quantize.h"
+#include "rootlet/rope.h"
 #include "rootlet/threads.h"
 
 namespace rootlet::ROOTLET_ISA {
@@ -34,25 +36,33 @@ RL_INLINE void scatter(const float* from, T* to, int n, int step) {
   for (; d < n; ++d) narrow(to + d * step, from[d]);
 }
 
+// k and v [dim] of one token and kv head to the token's slot.
 template <class T>
-void store_rows(const StoreKvArgs& a, Worker& w) {
-  const Range mine = w.share(a.tokens.get());
-  const int64_t plane = static_cast<int64_t>(a.page_size) * a.dim;
-  for (int t = mine.begin; t < mine.end; ++t) {
-    const int page = a.slots[t] / a.page_size, offset = a.slots[t] % a.page_size;
-    for (int h = 0; h < a.kv_heads; ++h) {
-      const int64_t base = (static_cast<int64_t>(page) * a.kv_heads + h) * plane;
-      T* k_to = static_cast<T*>(a.k_pages) + base + static_cast<int64_t>(offset / kKeyBlock) * a.dim * kKeyBlock + offset % kKeyBlock;
-      T* v_to = static_cast<T*>(a.v_pages) + base + static_cast<int64_t>(offset) * a.dim;
-      scatter(a.k + t * a.k_stride + h * a.dim, k_to, a.dim, kKeyBlock);
-      scatter(a.v + t * a.v_stride + h * a.dim, v_to, a.dim, 1);
-    }
-  }
+RL_INLINE void store_head(const StoreKvArgs& a, int t, int h) {
+  const int page = a.slots[t] / a.page_size, offset = a.slots[t] % a.page_size;
+  const int64_t base = (static_cast<int64_t>(page) * a.kv_heads + h) * a.page_size * a.dim;
+  T* k_to = static_cast<T*>(a.k_pages) + base + static_cast<int64_t>(offset / kKeyBlock) * a.dim * kKeyBlock + offset % kKeyBlock;
+  T* v_to = static_cast<T*>(a.v_pages) + base + static_cast<int64_t>(offset) * a.dim;
+  scatter(a.k + t * a.k_stride + h * a.dim, k_to, a.dim, kKeyBlock);
+  scatter(a.v + t * a.v_stride + h * a.dim, v_to, a.dim, 1);
 }
+
+RL_INLINE void store_token_head(const StoreKvArgs& a, int t, int h) { a.half ? store_head<uint16_t>(a, t, h) : store_head<float>(a, t, h); }
 
 void store_kv(const void* p, Worker& w) {
   const auto& a = *static_cast<const StoreKvArgs*>(p);
-  a.half ? store_rows<uint16_t>(a, w) : store_rows<float>(a, w);
+  const Range mine = w.share(a.tokens.get() * a.kv_heads);
+  for (int u = mine.begin; u < mine.end; ++u) store_token_head(a, u / a.kv_heads, u % a.kv_heads);
+}
+
+void rope_store(const void* p, Worker& w) {
+  const auto& a = *static_cast<const RopeStoreArgs*>(p);
+  const int heads = a.rope.heads, first_kv = heads - a.store.kv_heads;
+  const Range mine = w.share(a.rope.rows.get() * heads);
+  for (int u = mine.begin; u < mine.end; ++u) {
+    rotate_head(a.rope, u);
+    if (u % heads >= first_kv) store_token_head(a.store, u / heads, u % heads - first_kv);
+  }
 }
 
 // One request's keys and values of one kv head.
@@ -142,8 +152,11 @@ void fold_cut(Rows<T>& x, int dim, int begin, bool ahead) {
 }
 
 RL_INLINE void write_row(const AttentionArgs& a, const Item& it, int row, const float* acc, float total) {
-  float* out = a.out + (static_cast<int64_t>(row_token(a, it, row)) * a.heads + row_head(a, it, row)) * a.dim;
+  const int64_t at = (static_cast<int64_t>(row_token(a, it, row)) * a.heads + row_head(a, it, row)) * a.dim;
+  float unread[kMaxHeadDim];
+  float* out = a.out ? a.out + at : unread;
   for (int d = 0; d < a.dim; ++d) out[d] = total == 0.0f ? 0.0f : acc[d] / total;
+  if (a.q8) quantize_row(out, a.dim, a.q8 + at, a.scales + at / kQuantBlock);
 }
 
 template <class T>
@@ -241,6 +254,7 @@ void attention(const void* p, Worker& w) {
 }
 
 ROOTLET_OP(store_kv);
+ROOTLET_OP(rope_store);
 ROOTLET_OP(attention);
 
 }  // namespace

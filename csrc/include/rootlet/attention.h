@@ -1,6 +1,6 @@
 // Argument blocks of the attention ops. Shapes: KVLayer ("blocked") and AttentionMeta in src/rootlet/kernels/ops.py.
 #pragma once
-#include "rootlet/tensor_args.h"
+#include "rootlet/elementwise.h"
 
 namespace rootlet {
 
@@ -18,6 +18,12 @@ struct StoreKvArgs {
   const int32_t* slots;  // [T]
   Count tokens;
   int32_t kv_heads, dim, page_size, half;  // half: pages hold f16, else f32
+};
+
+// The heads of q and k turned, and each k head put into its page with its v: no barrier between.
+struct RopeStoreArgs {
+  RopeArgs rope;       // heads = query heads + kv heads
+  StoreKvArgs store;   // k = rope.out from the first kv head on
 };
 
 struct AttentionArgs {
@@ -38,6 +44,8 @@ struct AttentionArgs {
   int32_t heads, kv_heads, dim, page_size, half;
   int32_t window;  // 0 = all keys
   float scale;
+  int8_t* q8;        // null, or [T, heads * dim]: the result in int8 blocks of 32 (dim a multiple of 32); then `out` may be null
+  ActScale* scales;  // [T, heads * dim / 32]
 };
 
 }  // namespace rootlet
