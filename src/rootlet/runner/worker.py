@@ -37,7 +37,7 @@ from rootlet.sampling.sampler import Sampler
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[LoadProgress], None]
-KV_DTYPES = {"float16": torch.float16, "float32": torch.float32}
+KV_DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)

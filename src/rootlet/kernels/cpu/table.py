@@ -224,11 +224,11 @@ class NativeTable:
     # ---- attention and sampling
 
     def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, out_cache_loc: Tensor) -> None:
-        _recorded(k, v, layer.k, layer.v, out_cache_loc)
+        _recorded(k, v, layer.k, layer.v, layer.k_scales, layer.v_scales, out_cache_loc)
         attention_ops.store_kv(k, v, layer, out_cache_loc)
 
     def attention(self, q: Tensor, layer: KVLayer, meta: AttentionMeta, scale: float, window: int | None = None) -> Tensor:
-        _recorded(q, layer.k, layer.v, meta)
+        _recorded(q, layer.k, layer.v, layer.k_scales, layer.v_scales, meta)
         return attention_ops.attention(q, layer, meta, scale, window)
 
     def sample(self, logits: Tensor, state: Any) -> None:
