@@ -6,12 +6,14 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "rootlet/calibrate.h"
 #include "rootlet/dispatch.h"
 #include "rootlet/elementwise.h"
 #include "rootlet/fuse.h"
@@ -82,6 +84,30 @@ void bind_team(nb::module_& m) {
   m.def("force_isa", [](const std::string& name) { rootlet::force_isa(name.c_str()); });
   m.def("current_isa", &rootlet::current_isa);
   m.def("usable_isas", &rootlet::usable_isas);
+}
+
+int64_t calibrate(OpRef& op, rootlet::CalibrateArgs a) {
+  std::vector<int64_t> done(static_cast<size_t>(rootlet::team_size()));
+  a.done = done.data();
+  submit(nullptr, op, a);
+  return std::accumulate(done.begin(), done.end(), int64_t{0});
+}
+
+void bind_calibrate(nb::module_& m) {
+  m.def(
+      "calibrate_multiply",
+      [](int64_t rounds) {
+        static OpRef op("calibrate_multiply");
+        return calibrate(op, {rounds, nullptr, 0, nullptr});
+      },
+      "rounds"_a);
+  m.def(
+      "calibrate_read",
+      [](Address floats, int count) {
+        static OpRef op("calibrate_read");
+        return calibrate(op, {0, at<float>(floats), count, nullptr});
+      },
+      "floats"_a, "count"_a);
 }
 
 void bind_elementwise(nb::module_& m) {
@@ -195,6 +221,7 @@ NB_MODULE(_native, m) {
   bind_ops_b(m);
   bind_tape(m);
   bind_team(m);
+  bind_calibrate(m);
   bind_elementwise(m);
   bind_linear(m);
 }

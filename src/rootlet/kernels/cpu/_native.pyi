@@ -3,6 +3,8 @@
 import numpy
 from numpy.typing import NDArray
 
+def calibrate_multiply(rounds: int) -> int: ...
+def calibrate_read(floats: int, count: int) -> int: ...
 def store_kv(
     tape: Tape | None,
     k: int,
