@@ -1,4 +1,5 @@
-"""What quantised arithmetic, and a quantised KV cache (--kv-dtype int8), cost in quality: the native path on the file's own blocks against its weights dequantised to float32.
+"""What quantised arithmetic, and a quantised KV cache (--kv-dtype int8), cost in quality: the native path on the file's own blocks against
+its weights dequantised to float32.
 
 Both sides score the same GSM8K questions with their answers; the reference side runs `dtype=float32` with a float32 KV cache, so nothing of it
 is quantised. Printed: mean absolute difference of log-probabilities, and the ratio of perplexities. `make bench-quality`.

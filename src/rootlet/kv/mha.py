@@ -1,6 +1,7 @@
 """KV of multi-head and grouped-query attention: one K and one V plane a layer.
 
-Owns the bytes (one allocation a layer, K first; int8 pages have a second one for their scales). Does not own page ids, and does not write: `ops.store_kv` does. Called by the runner at start.
+Owns the bytes (one allocation a layer, K first; int8 pages have a second one for their scales). Does not own page ids, and does not write:
+`ops.store_kv` does. Called by the runner at start.
 "blocked" is the native layout (K in blocks of 16 keys, dimension-major: no horizontal sums in QK), "plain" the reference's; see `KVLayer`.
 """
 
