@@ -10,7 +10,7 @@ from fixtures.attention_cases import config
 from rootlet.bench.calibration import Limits
 from rootlet.bench.compare import judge, regressions
 from rootlet.bench.limits import layer_macs, step_cost
-from rootlet.bench.report import MARK, render
+from rootlet.bench.report import BEGIN, END, render
 from rootlet.bench.workloads import Workload
 
 
@@ -45,11 +45,13 @@ def test_results_are_ratios_of_medians_and_percents_of_limits() -> None:
 
 
 def test_the_page_keeps_what_people_wrote() -> None:
-    first = render(record(a=2.0), "")
+    first = render(record(a=2.0), "# Mine\n")
     page = render(record(a=3.0, b=1.5), first + "\nThe trick with mirrors: 3 % slower.\n")
-    assert page.count(MARK) == 1
+    assert page.startswith("# Mine\n")
     assert page.endswith("\nThe trick with mirrors: 3 % slower.\n")
+    assert (page.count(BEGIN), page.count(END)) == (1, 1)
     assert "3.00x" in page
+    assert "2.00x | 50" not in page, "the old ratio is gone"
     assert "| b |" in page
 
 
