@@ -12,6 +12,7 @@ NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
 .PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-quality bench-fairness torture rows clean
 .PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-quality bench-control torture rows clean
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-quality bench-step torture rows clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -74,9 +75,18 @@ layers: $(VENV)/.dev ## the import contracts
 loc: $(VENV)/.dev ## numbers of the house
 	@$(BIN)/python -m rootlet.bench.house
 
-bench: $(VENV)/.dev model ## speed beside llama.cpp, in one run (installs the peer: a long build)
+$(VENV)/.peer: $(VENV)/.dev
 	@$(BIN)/python -c "import llama_cpp" 2>/dev/null || $(PIP) install "llama-cpp-python>=0.3"
-	@$(BIN)/python -m rootlet.bench.floor $(ARGS)
+	@touch $@
+
+bench: $(VENV)/.peer model ## speed beside llama.cpp, in one run; rewrites docs/benchmarks.md (installs the peer: a long build)
+	@$(BIN)/python -m rootlet.bench.compare $(ARGS)
+
+bench-check: $(VENV)/.peer model ## the same against the recorded ratios: fails on a loss
+	@$(BIN)/python -m rootlet.bench.compare --check $(ARGS)
+
+bench-step: $(VENV)/.dev model ## time of single steps, and the share of each op
+	@$(BIN)/python -m rootlet.bench.step --profile $(ARGS)
 
 bench-chat: $(VENV)/.dev model ## 80 two-turn chats at 16 concurrent over HTTP, cache on and off, against a trie oracle
 	@$(BIN)/python -m rootlet.bench.chat --data $(DATA) $(ARGS)

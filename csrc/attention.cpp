@@ -2,16 +2,19 @@
 //
 // A work item is one kv head and up to 16 query tokens of one request. Its rows (token-major, then the group's heads) are taken in tiles of up to 6:
 // keys lie 16 side by side for each dimension, so QK is a 6 x 16 outer-product tile without horizontal sums, and PV is a 6 x 16 tile over values.
-// f16 is widened on load. Cuts of 128 keys are the outer loop: 16 KB of K and of V at dim 64 serve all tiles of the item from L1/L2.
+// f16 and int8 are widened on load. Cuts of 128 keys are the outer loop: 16 KB of K and of V at dim 64 serve all tiles of the item from L1/L2.
 //
 //     for each cut (ascending) -> for each tile: scores = QK | softmax of the cut | acc = PV, merged into the row's (max, sum, out)
 //
 // Order that fixes the bits of a row: score = fma chain over dimensions from 0 with q * scale; m = max; w = exp(s - m), 0 where masked; sum in 16
 // lanes (lane = key % 16) over ascending blocks, lanes joined (l, l + 8) then hsum's tree; acc = fma chain over ascending keys. Merge:
+// int8 pages: the key's scale multiplies the finished score, the value's scale the weight (after the sum of weights was taken).
 // M' = max(M, m), a = exp(M - M'), b = exp(m - M'); sum = fma(sum, a, cut_sum * b), out = fma(out, a, acc * b). Tile heights never enter.
 // Traffic: each key and value is read once per item. Decode at long contexts is DRAM-bound: V is prefetched under QK, the next cut's K under PV.
 #include "rootlet/attention_tile.h"
 #include "rootlet/dispatch.h"
+#include "rootlet/quantize.h"
+#include "rootlet/rope.h"
 #include "rootlet/threads.h"
 
 namespace rootlet::ROOTLET_ISA {
@@ -34,25 +37,62 @@ RL_INLINE void scatter(const float* from, T* to, int n, int step) {
   for (; d < n; ++d) narrow(to + d * step, from[d]);
 }
 
+// x [n] in int8, `step` elements apart, and its scale: d = max|x| / 127, q to nearest even. inf or NaN inside: d = NaN, so it is seen.
+RL_INLINE void scatter_int8(const float* x, int8_t* to, int n, int step, float* scale) {
+  uint32_t top = 0;
+  for (int d = 0; d < n; ++d) {
+    const uint32_t magnitude = bits_of(x[d]) & 0x7fffffffu;
+    top = magnitude > top ? magnitude : top;
+  }
+  const BlockScale s = block_scale(float_of(top));
+  *scale = s.d;
+  int8_t q[kMaxHeadDim];
+  for (int d = 0; d < n; ++d) {
+    q[d] = s.inverse == 0.0f ? int8_t{0} : static_cast<int8_t>(bits_of(x[d] * s.inverse + 12582912.0f) - 0x4b400000u);
+  }
+  for (int d = 0; d < n; ++d) to[d * step] = q[d];
+}
+
+// k and v [dim] of one token and kv head to the token's slot.
 template <class T>
-void store_rows(const StoreKvArgs& a, Worker& w) {
-  const Range mine = w.share(a.tokens.get());
-  const int64_t plane = static_cast<int64_t>(a.page_size) * a.dim;
-  for (int t = mine.begin; t < mine.end; ++t) {
-    const int page = a.slots[t] / a.page_size, offset = a.slots[t] % a.page_size;
-    for (int h = 0; h < a.kv_heads; ++h) {
-      const int64_t base = (static_cast<int64_t>(page) * a.kv_heads + h) * plane;
-      T* k_to = static_cast<T*>(a.k_pages) + base + static_cast<int64_t>(offset / kKeyBlock) * a.dim * kKeyBlock + offset % kKeyBlock;
-      T* v_to = static_cast<T*>(a.v_pages) + base + static_cast<int64_t>(offset) * a.dim;
-      scatter(a.k + t * a.k_stride + h * a.dim, k_to, a.dim, kKeyBlock);
-      scatter(a.v + t * a.v_stride + h * a.dim, v_to, a.dim, 1);
-    }
+RL_INLINE void store_head(const StoreKvArgs& a, int t, int h) {
+  const int page = a.slots[t] / a.page_size, offset = a.slots[t] % a.page_size;
+  const int64_t base = (static_cast<int64_t>(page) * a.kv_heads + h) * a.page_size * a.dim;
+  T* k_to = static_cast<T*>(a.k_pages) + base + static_cast<int64_t>(offset / kKeyBlock) * a.dim * kKeyBlock + offset % kKeyBlock;
+  T* v_to = static_cast<T*>(a.v_pages) + base + static_cast<int64_t>(offset) * a.dim;
+  const float *k = a.k + t * a.k_stride + h * a.dim, *v = a.v + t * a.v_stride + h * a.dim;
+  if constexpr (kScaled<T>) {
+    const int64_t at = (static_cast<int64_t>(page) * a.kv_heads + h) * a.page_size + offset;
+    scatter_int8(k, k_to, a.dim, kKeyBlock, a.k_scales + at);
+    scatter_int8(v, v_to, a.dim, 1, a.v_scales + at);
+  } else {
+    scatter(k, k_to, a.dim, kKeyBlock);
+    scatter(v, v_to, a.dim, 1);
+  }
+}
+
+RL_INLINE void store_token_head(const StoreKvArgs& a, int t, int h) {
+  switch (a.kind) {
+    case KvKind::kF32: return store_head<float>(a, t, h);
+    case KvKind::kF16: return store_head<uint16_t>(a, t, h);
+    case KvKind::kI8: return store_head<int8_t>(a, t, h);
   }
 }
 
 void store_kv(const void* p, Worker& w) {
   const auto& a = *static_cast<const StoreKvArgs*>(p);
-  a.half ? store_rows<uint16_t>(a, w) : store_rows<float>(a, w);
+  const Range mine = w.share(a.tokens.get() * a.kv_heads);
+  for (int u = mine.begin; u < mine.end; ++u) store_token_head(a, u / a.kv_heads, u % a.kv_heads);
+}
+
+void rope_store(const void* p, Worker& w) {
+  const auto& a = *static_cast<const RopeStoreArgs*>(p);
+  const int heads = a.rope.heads, first_kv = heads - a.store.kv_heads;
+  const Range mine = w.share(a.rope.rows.get() * heads);
+  for (int u = mine.begin; u < mine.end; ++u) {
+    rotate_head(a.rope, u);
+    if (u % heads >= first_kv) store_token_head(a.store, u / heads, u % heads - first_kv);
+  }
 }
 
 // One request's keys and values of one kv head.
@@ -60,6 +100,8 @@ template <class T>
 struct Pages {
   const T* k;
   const T* v;
+  const float* k_scales;
+  const float* v_scales;
   const int32_t* table;
   int64_t page_elements;  // all heads of one page
   int64_t head_offset;
@@ -81,6 +123,10 @@ void locate(const Pages<T>& pages, int begin, int low, int high, Cut<T>& cut) {
     const int64_t at = pages.block(position);
     cut.k[b] = pages.k + at;
     cut.v[b] = pages.v + at;
+    if constexpr (kScaled<T>) {
+      cut.k_scale[b] = pages.k_scales + at / pages.dim;
+      cut.v_scale[b] = pages.v_scales + at / pages.dim;
+    }
     const int next = least(begin + kCut + b * kKeyBlock, (high - 1) & ~(kKeyBlock - 1));
     cut.next_k[b] = pages.k + pages.block(most(next, low & ~(kKeyBlock - 1)));
   }
@@ -125,7 +171,7 @@ void open_rows(const AttentionArgs& a, const Item& it, int first, int count, cha
     for (int d = 0; d < dim; ++d) x.st.q[r * dim + d] = q[d] * a.scale, x.st.out[r * dim + d] = 0.0f;
   }
   const int64_t head_elements = static_cast<int64_t>(a.page_size) * dim;
-  x.pages = {static_cast<const T*>(a.k_pages), static_cast<const T*>(a.v_pages), a.page_table + a.row_ids[it.batch] * a.page_stride,
+  x.pages = {static_cast<const T*>(a.k_pages), static_cast<const T*>(a.v_pages), a.k_scales, a.v_scales, a.page_table + a.row_ids[it.batch] * a.page_stride,
              head_elements * a.kv_heads, head_elements * it.kv_head, a.page_size, dim};
 }
 
@@ -142,8 +188,11 @@ void fold_cut(Rows<T>& x, int dim, int begin, bool ahead) {
 }
 
 RL_INLINE void write_row(const AttentionArgs& a, const Item& it, int row, const float* acc, float total) {
-  float* out = a.out + (static_cast<int64_t>(row_token(a, it, row)) * a.heads + row_head(a, it, row)) * a.dim;
+  const int64_t at = (static_cast<int64_t>(row_token(a, it, row)) * a.heads + row_head(a, it, row)) * a.dim;
+  float unread[kMaxHeadDim];
+  float* out = a.out ? a.out + at : unread;
   for (int d = 0; d < a.dim; ++d) out[d] = total == 0.0f ? 0.0f : acc[d] / total;
+  if (a.q8) quantize_row(out, a.dim, a.q8 + at, a.scales + at / kQuantBlock);
 }
 
 template <class T>
@@ -237,10 +286,15 @@ void attend(const AttentionArgs& a, Worker& w) {
 
 void attention(const void* p, Worker& w) {
   const auto& a = *static_cast<const AttentionArgs*>(p);
-  a.half ? attend<uint16_t>(a, w) : attend<float>(a, w);
+  switch (a.kind) {
+    case KvKind::kF32: return attend<float>(a, w);
+    case KvKind::kF16: return attend<uint16_t>(a, w);
+    case KvKind::kI8: return attend<int8_t>(a, w);
+  }
 }
 
 ROOTLET_OP(store_kv);
+ROOTLET_OP(rope_store);
 ROOTLET_OP(attention);
 
 }  // namespace

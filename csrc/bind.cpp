@@ -1,17 +1,22 @@
 // The one file that knows Python. Every op is a function (tape or None, ...): with a tape it is recorded, without one it runs at once. Tensors arrive
 // as addresses; shapes, dtypes and strides were checked by kernels/cpu/table.py, which keeps the memory alive.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "rootlet/calibrate.h"
 #include "rootlet/dispatch.h"
 #include "rootlet/elementwise.h"
+#include "rootlet/fuse.h"
 #include "rootlet/graph.h"
 #include "rootlet/linear.h"
 #include "rootlet/packed.h"
@@ -62,6 +67,7 @@ void bind_tape(nb::module_& m) {
             t.replay(h, profile);
           },
           "num_tokens"_a, "num_rows"_a, "num_logit_rows"_a, "num_work"_a, "profile"_a = false, nb::call_guard<nb::gil_scoped_release>())
+      .def("materialise", &Tape::materialise, "address"_a)
       .def("max_rows", [](const Tape& t, int space) { return t.max_rows(static_cast<RowSpace>(space)); })
       .def("reset_profile", &Tape::reset_timers)
       .def("profile", [](const Tape& t) {
@@ -80,6 +86,30 @@ void bind_team(nb::module_& m) {
   m.def("usable_isas", &rootlet::usable_isas);
 }
 
+int64_t calibrate(OpRef& op, rootlet::CalibrateArgs a) {
+  std::vector<int64_t> done(static_cast<size_t>(rootlet::team_size()));
+  a.done = done.data();
+  submit(nullptr, op, a);
+  return std::accumulate(done.begin(), done.end(), int64_t{0});
+}
+
+void bind_calibrate(nb::module_& m) {
+  m.def(
+      "calibrate_multiply",
+      [](int64_t rounds) {
+        static OpRef op("calibrate_multiply");
+        return calibrate(op, {rounds, nullptr, 0, nullptr});
+      },
+      "rounds"_a);
+  m.def(
+      "calibrate_read",
+      [](Address floats, int count) {
+        static OpRef op("calibrate_read");
+        return calibrate(op, {0, at<float>(floats), count, nullptr});
+      },
+      "floats"_a, "count"_a);
+}
+
 void bind_elementwise(nb::module_& m) {
   m.def(
       "embedding",
@@ -94,7 +124,7 @@ void bind_elementwise(nb::module_& m) {
       "rms_norm",
       [](Tape* tape, Address x, int64_t x_stride, Address weight, Address out, int rows, int space, int heads, int n, float eps) {
         static OpRef op("rms_norm");
-        submit(tape, op, rootlet::NormArgs{count_of(tape, rows, space), heads, n, at<float>(x), x_stride, at<float>(weight), eps, at<float>(out)});
+        submit(tape, op, rootlet::NormArgs{count_of(tape, rows, space), heads, n, at<float>(x), x_stride, at<float>(weight), eps, at<float>(out), nullptr, nullptr});
       },
       "tape"_a.none(), "x"_a, "x_stride"_a, "weight"_a, "out"_a, "rows"_a, "space"_a, "heads"_a, "n"_a, "eps"_a);
   m.def(
@@ -112,7 +142,7 @@ void bind_elementwise(nb::module_& m) {
       "silu_and_mul",
       [](Tape* tape, Address x, int64_t x_stride, Address out, int rows, int space, int n) {
         static OpRef op("silu_and_mul");
-        submit(tape, op, rootlet::SiluArgs{count_of(tape, rows, space), n, at<float>(x), x_stride, at<float>(out)});
+        submit(tape, op, rootlet::SiluArgs{count_of(tape, rows, space), n, at<float>(x), x_stride, at<float>(out), nullptr, nullptr});
       },
       "tape"_a.none(), "x"_a, "x_stride"_a, "out"_a, "rows"_a, "space"_a, "n"_a);
   m.def(
@@ -151,10 +181,13 @@ void bind_linear(nb::module_& m) {
   m.def("row_bytes", [](int kind, int k) { return rootlet::row_bytes(static_cast<rootlet::WeightKind>(kind), k); });
   m.def(
       "quantize",
-      [](Tape* tape, Address x, int64_t x_stride, Address q, Address scales, int rows, int space, int k) {
+      [](Tape* tape, Address x, int64_t x_stride, Address q, Address scales, int rows, int space, int k) -> std::optional<std::vector<Address>> {
         static OpRef op("quantize");
-        submit(tape, op,
-               rootlet::QuantizeArgs{count_of(tape, rows, space), k, at<float>(x), x_stride, at<int8_t>(q), at<rootlet::ActScale>(scales)});
+        const rootlet::QuantizeArgs a{count_of(tape, rows, space), k, at<float>(x), x_stride, at<int8_t>(q), at<rootlet::ActScale>(scales)};
+        std::vector<Address> elided;
+        if (tape && rootlet::fuse_quantize(*tape, a, elided)) return elided;
+        submit(tape, op, a);
+        return std::nullopt;
       },
       "tape"_a.none(), "x"_a, "x_stride"_a, "q"_a, "scales"_a, "rows"_a, "space"_a, "k"_a);
   m.def(
@@ -174,6 +207,7 @@ void bind_linear(nb::module_& m) {
         a.residual = at<float>(residual);
         a.residual_stride = residual_stride;
         a.out = at<float>(out);
+        if (tape) rootlet::fuse_norm(*tape, a);
         submit(tape, gemm_op(w.kind()), a);
       },
       "tape"_a.none(), "w"_a, "x"_a, "x_stride"_a, "scales"_a, "bias"_a, "residual"_a, "residual_stride"_a, "out"_a, "rows"_a, "space"_a);
@@ -187,6 +221,7 @@ NB_MODULE(_native, m) {
   bind_ops_b(m);
   bind_tape(m);
   bind_team(m);
+  bind_calibrate(m);
   bind_elementwise(m);
   bind_linear(m);
 }

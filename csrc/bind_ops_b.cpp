@@ -9,6 +9,7 @@
 
 #include "rootlet/attention.h"
 #include "rootlet/dispatch.h"
+#include "rootlet/fuse.h"
 #include "rootlet/graph.h"
 #include "rootlet/sample.h"
 #include "rootlet/threads.h"
@@ -50,28 +51,29 @@ std::vector<int32_t> ids(const Ids& a) { return {a.data(), a.data() + a.size()};
 void bind_attention(nb::module_& m) {
   m.def(
       "store_kv",
-      [](Tape* tape, Address k, int64_t k_stride, Address v, int64_t v_stride, Address k_pages, Address v_pages, Address slots, int rows, int space,
-         int kv_heads, int dim, int page_size, bool half) {
+      [](Tape* tape, Address k, int64_t k_stride, Address v, int64_t v_stride, Address k_pages, Address v_pages, Address k_scales, Address v_scales,
+         Address slots, int rows, int space, int kv_heads, int dim, int page_size, int kind) {
         static OpRef op("store_kv");
         const Count tokens = tape ? tape->count(static_cast<RowSpace>(space), rows) : Count{nullptr, rows};
-        submit(tape, op, rootlet::StoreKvArgs{at<float>(k), at<float>(v), k_stride, v_stride, at<void>(k_pages), at<void>(v_pages), at<int32_t>(slots),
-                                              tokens, kv_heads, dim, page_size, half});
+        const rootlet::StoreKvArgs a{at<float>(k), at<float>(v), k_stride, v_stride, at<void>(k_pages), at<void>(v_pages), at<float>(k_scales),
+                                     at<float>(v_scales), at<int32_t>(slots), tokens, kv_heads, dim, page_size, static_cast<rootlet::KvKind>(kind)};
+        if (!tape || !rootlet::fuse_store_kv(*tape, a)) submit(tape, op, a);
       },
-      "tape"_a.none(), "k"_a, "k_stride"_a, "v"_a, "v_stride"_a, "k_pages"_a, "v_pages"_a, "slots"_a, "rows"_a, "space"_a, "kv_heads"_a, "dim"_a,
-      "page_size"_a, "half"_a);
+      "tape"_a.none(), "k"_a, "k_stride"_a, "v"_a, "v_stride"_a, "k_pages"_a, "v_pages"_a, "k_scales"_a, "v_scales"_a, "slots"_a, "rows"_a, "space"_a, "kv_heads"_a, "dim"_a,
+      "page_size"_a, "kind"_a);
   m.def(
       "attention",
-      [](Tape* tape, Address q, int64_t q_stride, Address out, Address k_pages, Address v_pages, Address page_table, int64_t page_stride, Address row_ids,
-         Address qo_indptr, Address prefix_lens, Address work, Address num_work, Address partials, int64_t num_partials, int heads, int kv_heads, int dim, int page_size, bool half, int window,
+      [](Tape* tape, Address q, int64_t q_stride, Address out, Address k_pages, Address v_pages, Address k_scales, Address v_scales, Address page_table, int64_t page_stride, Address row_ids,
+         Address qo_indptr, Address prefix_lens, Address work, Address num_work, Address partials, int64_t num_partials, int heads, int kv_heads, int dim, int page_size, int kind, int window,
          float scale) {
         static OpRef op("attention");
         submit(tape, op,
-               rootlet::AttentionArgs{at<float>(q), q_stride, at<float>(out), at<void>(k_pages), at<void>(v_pages), at<int32_t>(page_table),
+               rootlet::AttentionArgs{at<float>(q), q_stride, at<float>(out), at<void>(k_pages), at<void>(v_pages), at<float>(k_scales), at<float>(v_scales), at<int32_t>(page_table),
                                       at<int32_t>(row_ids), at<int32_t>(qo_indptr), at<int32_t>(prefix_lens), at<int32_t>(work), at<int32_t>(num_work),
-                                      at<float>(partials), num_partials, page_stride, heads, kv_heads, dim, page_size, half, window, scale});
+                                      at<float>(partials), num_partials, page_stride, heads, kv_heads, dim, page_size, static_cast<rootlet::KvKind>(kind), window, scale, nullptr, nullptr});
       },
-      "tape"_a.none(), "q"_a, "q_stride"_a, "out"_a, "k_pages"_a, "v_pages"_a, "page_table"_a, "page_stride"_a, "row_ids"_a, "qo_indptr"_a,
-      "prefix_lens"_a, "work"_a, "num_work"_a, "partials"_a, "num_partials"_a, "heads"_a, "kv_heads"_a, "dim"_a, "page_size"_a, "half"_a, "window"_a, "scale"_a);
+      "tape"_a.none(), "q"_a, "q_stride"_a, "out"_a, "k_pages"_a, "v_pages"_a, "k_scales"_a, "v_scales"_a, "page_table"_a, "page_stride"_a, "row_ids"_a, "qo_indptr"_a,
+      "prefix_lens"_a, "work"_a, "num_work"_a, "partials"_a, "num_partials"_a, "heads"_a, "kv_heads"_a, "dim"_a, "page_size"_a, "kind"_a, "window"_a, "scale"_a);
 }
 
 void bind_sampler_state(nb::module_& m) {

@@ -6,14 +6,13 @@
 
 #include "rootlet/block_scale.h"
 #include "rootlet/dispatch.h"
+#include "rootlet/fused_linear.h"
 #include "rootlet/quant_formats.h"
 #include "rootlet/tile_loop.h"
 #if defined(__AVX512VNNI__)
 #include "rootlet/gemm_q_avx512.h"
-#include "rootlet/quantize_avx2.h"
 #elif defined(__AVX2__)
 #include "rootlet/gemm_q_avx2.h"
-#include "rootlet/quantize_avx2.h"
 #else
 #include "rootlet/gemm_q_scalar.h"
 #endif
@@ -32,11 +31,16 @@ struct QuantKernel {
   }
 };
 
-ROOTLET_OP_AS("gemm_q4_0", run_linear<QuantKernel<Q4_0>>, gemm_q4_0);
-ROOTLET_OP_AS("gemm_q4_1", run_linear<QuantKernel<Q4_1>>, gemm_q4_1);
-ROOTLET_OP_AS("gemm_q5_0", run_linear<QuantKernel<Q5_0>>, gemm_q5_0);
-ROOTLET_OP_AS("gemm_q5_1", run_linear<QuantKernel<Q5_1>>, gemm_q5_1);
-ROOTLET_OP_AS("gemm_q8_0", run_linear<QuantKernel<Q8_0>>, gemm_q8_0);
+ROOTLET_OP_AS("gemm_q4_0", run_quant_linear<QuantKernel<Q4_0>>, gemm_q4_0);
+ROOTLET_OP_AS("gated_q4_0", run_gated<QuantKernel<Q4_0>>, gated_q4_0);
+ROOTLET_OP_AS("gemm_q4_1", run_quant_linear<QuantKernel<Q4_1>>, gemm_q4_1);
+ROOTLET_OP_AS("gated_q4_1", run_gated<QuantKernel<Q4_1>>, gated_q4_1);
+ROOTLET_OP_AS("gemm_q5_0", run_quant_linear<QuantKernel<Q5_0>>, gemm_q5_0);
+ROOTLET_OP_AS("gated_q5_0", run_gated<QuantKernel<Q5_0>>, gated_q5_0);
+ROOTLET_OP_AS("gemm_q5_1", run_quant_linear<QuantKernel<Q5_1>>, gemm_q5_1);
+ROOTLET_OP_AS("gated_q5_1", run_gated<QuantKernel<Q5_1>>, gated_q5_1);
+ROOTLET_OP_AS("gemm_q8_0", run_quant_linear<QuantKernel<Q8_0>>, gemm_q8_0);
+ROOTLET_OP_AS("gated_q8_0", run_gated<QuantKernel<Q8_0>>, gated_q8_0);
 
 void quantize(const void* p, Worker& w) {
   const auto& a = *static_cast<const QuantizeArgs*>(p);

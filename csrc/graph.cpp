@@ -16,6 +16,21 @@ void Tape::append(const char* name, OpFn fn, const void* args, size_t bytes) {
   timers_.push_back({});
 }
 
+void Tape::move_elided(size_t op, size_t offset) {
+  for (Elided& e : elided_) {
+    if (e.op == op) e.offset += offset;
+  }
+}
+
+void Tape::materialise(uintptr_t address) {
+  for (size_t i = elided_.size(); i-- > 0;) {  // the latest: an address is used again and again
+    if (elided_[i].address != address) continue;
+    memcpy(reinterpret_cast<char*>(args_[elided_[i].op].get()) + elided_[i].offset, &address, sizeof address);
+    elided_.erase(elided_.begin() + static_cast<ptrdiff_t>(i));
+    return;
+  }
+}
+
 Count Tape::count(RowSpace space, int32_t max_rows) {
   if (space == kFixed) return {nullptr, max_rows};
   int32_t& limit = max_rows_[space];

@@ -1,24 +1,19 @@
 // Embedding, norms, rotary embedding, activation, add, gather. Each row is reduced in 16 lanes (element i in lane i % 16, ascending), then in one
 // fixed tree. All are memory-light next to the matrix products: rows, or pieces of rows, are split statically.
-#include <cmath>
 #include <cstring>
 
 #include "rootlet/dispatch.h"
 #include "rootlet/elementwise.h"
 #include "rootlet/linear.h"
 #include "rootlet/math.h"
+#include "rootlet/norm.h"
+#include "rootlet/rope.h"
 #include "rootlet/threads.h"
 
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
 constexpr int kPiece = 256;  // elements of a row that one thread takes at once in elementwise ops
-
-RL_INLINE int smaller(int a, int b) { return a < b ? a : b; }
-
-RL_INLINE void fill_nan(float* out, int n) {
-  for (int i = 0; i < n; ++i) out[i] = float_of(0x7fc00000u);
-}
 
 // ---- embedding
 
@@ -87,81 +82,23 @@ ROOTLET_OP(embedding);
 
 // ---- norms
 
-RL_INLINE float sum_of_squares(const float* x, int n) {
-  f32x8 lo = set1(0.0f), hi = set1(0.0f);
-  int i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const f32x8 a = load(x + i), b = load(x + i + 8);
-    lo = fma(a, a, lo);
-    hi = fma(b, b, hi);
-  }
-  if (i < n) {
-    const f32x8 a = load_n(x + i, smaller(n - i, 8));
-    lo = fma(a, a, lo);
-  }
-  if (i + 8 < n) {
-    const f32x8 b = load_n(x + i + 8, n - i - 8);
-    hi = fma(b, b, hi);
-  }
-  return hsum(add(lo, hi));
-}
-
-// x * rsqrt(mean(x^2) + eps) * weight
 void rms_norm(const void* p, Worker& w) {
   const auto& a = *static_cast<const NormArgs*>(p);
+  if (a.q) {
+    const Range r = w.share(a.rows.get());
+    return norm_and_quantize(a, r.begin, r.end, static_cast<float*>(w.scratch(sizeof(float) * static_cast<size_t>(a.n))));
+  }
   const Range r = w.share(a.rows.get() * a.heads);
   for (int u = r.begin; u < r.end; ++u) {
-    const float* x = a.x + u / a.heads * a.x_stride + u % a.heads * a.n;
-    float* out = a.out + static_cast<ptrdiff_t>(u) * a.n;
-    const float mean = sum_of_squares(x, a.n) / static_cast<float>(a.n);
-    const f32x8 scale = set1(1.0f / std::sqrt(mean + a.eps));
-    for (int i = 0; i < a.n; i += 8) {
-      const int n = smaller(a.n - i, 8);
-      store_n(out + i, mul(mul(load_n(x + i, n), scale), load_n(a.weight + i, n)), n);
-    }
+    norm_row(a.x + u / a.heads * a.x_stride + u % a.heads * a.n, a.weight, a.n, a.eps, a.out + static_cast<ptrdiff_t>(u) * a.n);
   }
 }
 ROOTLET_OP(rms_norm);
 
-// ---- rope
-
-RL_INLINE void rotate_halves(const float* x, const float* cos, const float* sin, int half, float* out) {
-  for (int i = 0; i < half; i += 8) {
-    const int n = smaller(half - i, 8);
-    const f32x8 a = load_n(x + i, n), b = load_n(x + half + i, n), c = load_n(cos + i, n), s = load_n(sin + i, n);
-    store_n(out + i, fma(a, c, neg(mul(b, s))), n);
-    store_n(out + half + i, fma(b, c, mul(a, s)), n);
-  }
-}
-
-RL_INLINE void rotate_pairs(const float* x, const float* cos, const float* sin, int half, float* out) {
-  for (int i = 0; i < half; ++i) {
-    const float a = x[2 * i], b = x[2 * i + 1];
-    out[2 * i] = fma1(a, cos[i], -(b * sin[i]));
-    out[2 * i + 1] = fma1(b, cos[i], a * sin[i]);
-  }
-}
-
 void rope(const void* p, Worker& w) {
   const auto& a = *static_cast<const RopeArgs*>(p);
-  const int half = a.rotary_dim / 2;
   const Range r = w.share(a.rows.get() * a.heads);
-  for (int u = r.begin; u < r.end; ++u) {
-    const int t = u / a.heads, position = a.positions[t];
-    const float* x = a.x + t * a.x_stride + u % a.heads * a.head_dim;
-    float* out = a.out + static_cast<ptrdiff_t>(u) * a.head_dim;
-    if (position < 0 || position >= a.max_len) {
-      fill_nan(out, a.head_dim);
-      continue;
-    }
-    const float* cos = a.cos_sin + static_cast<ptrdiff_t>(position) * a.rotary_dim;
-    if (a.interleaved) {
-      rotate_pairs(x, cos, cos + half, half, out);
-    } else {
-      rotate_halves(x, cos, cos + half, half, out);
-    }
-    for (int i = a.rotary_dim; i < a.head_dim; ++i) out[i] = x[i];
-  }
+  for (int u = r.begin; u < r.end; ++u) rotate_head(a, u);
 }
 ROOTLET_OP(rope);
 
@@ -183,11 +120,14 @@ void silu_and_mul(const void* p, Worker& w) {
   for_pieces(w, a.rows.get(), a.n, [&](int t, int begin, int count) {
     const float* gate = a.x + t * a.x_stride + begin;
     const float* up = gate + a.n;
-    float* out = a.out + static_cast<ptrdiff_t>(t) * a.n + begin;
+    float product[kPiece];
+    float* out = a.out ? a.out + static_cast<ptrdiff_t>(t) * a.n + begin : product;
     for (int i = 0; i < count; i += 8) {
       const int n = smaller(count - i, 8);
       store_n(out + i, mul(silu8(load_n(gate + i, n)), load_n(up + i, n)), n);
     }
+    const ptrdiff_t at = static_cast<ptrdiff_t>(t) * a.n + begin;
+    if (a.q) quantize_row(out, count, a.q + at, a.scales + at / kQuantBlock);
   });
 }
 ROOTLET_OP(silu_and_mul);

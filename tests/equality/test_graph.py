@@ -155,7 +155,63 @@ def test_a_quantised_input_is_shared_by_the_linears_that_read_it() -> None:
         y = TABLE.rms_norm(x, model.norm, 1e-5)
         TABLE.linear(y, model.layers[0][2])
     names = [name for name, *_ in tape.profile()]
-    assert names == ["embedding", "quantize", "gemm_q4_0", "gemm_q4_0", "rms_norm", "quantize", "gemm_q4_0"]
+    assert names == ["embedding", "quantize", "gemm_q4_0", "gemm_q4_0", "gemm_q4_0"], "the norm is part of the last linear"
+
+
+def test_what_a_merged_op_leaves_out_is_written_once_somebody_reads_it() -> None:
+    """Norm, gate-up and silu keep their floats in cache; here every one of them has a second reader, or outlives the recording."""
+    model, x = TinyModel(1), random(MAX_TOKENS, HIDDEN, seed=30)
+    _, _, gate_up, _ = model.layers[0]
+    down = Weight("q4_0", HIDDEN, INNER, gate_up.data[:HIDDEN].repeat(1, 2)[:, : INNER // 32 * 18].contiguous())  # type: ignore[index]
+
+    def run() -> tuple[Tensor, ...]:
+        y = TABLE.rms_norm(x, model.norm, 1e-5)
+        g = TABLE.linear(y, gate_up)
+        s = TABLE.silu_and_mul(g)
+        out = TABLE.linear(s, down)
+        return TABLE.add(y, y), TABLE.silu_and_mul(g), TABLE.add(s, s), out, g
+
+    tape = _native.Tape()
+    with workspace.recording(tape):
+        recorded = run()
+    names = [name for name, *_ in tape.profile()]
+    assert names == ["gated_q4_0", "gemm_q4_0", "add", "silu_and_mul", "add"]
+    for threads in (1, 2, 3):
+        TABLE.set_threads(threads)
+        for rows in (MAX_TOKENS, 3, 1):
+            for r in recorded:
+                r.fill_(float("nan"))
+            tape.replay(rows, 0, 0, 0)
+            for i, (got, want) in enumerate(zip(recorded, run(), strict=True)):
+                assert torch.equal(got[:rows], want[:rows]), f"output {i} at {rows} rows on {threads} threads"
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
+def test_gated_linear_equals_its_parts_for_every_block_type(kind: str) -> None:
+    block = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34}[kind]
+    data = torch.from_numpy(np.random.default_rng(6).integers(0, 256, (2 * INNER, HIDDEN // 32, block), dtype=np.uint8))
+    data[:, :, 1] = 0x20
+    if kind in ("q4_1", "q5_1"):
+        data[:, :, 3] = 0x20
+    gate_up = Weight(kind, 2 * INNER, HIDDEN, data.view(2 * INNER, -1))
+    down = Weight(kind, HIDDEN, INNER, data[:HIDDEN].repeat(1, 2, 1)[:, : INNER // 32].reshape(HIDDEN, -1))
+    bias, norm, x = random(2 * INNER, seed=7), random(HIDDEN, seed=8), random(MAX_TOKENS, HIDDEN, seed=9)
+
+    def run(rows: int) -> Tensor:
+        y = TABLE.rms_norm(x[:rows], norm, 1e-5)  # alive, as in a model, so its int8 form's memory is not used again
+        return TABLE.linear(TABLE.silu_and_mul(TABLE.linear(y, gate_up, bias)), down)
+
+    run(1)  # packs the weights
+    for isa in _native.usable_isas().split(","):
+        _native.force_isa(isa)
+        tape = _native.Tape()
+        with workspace.recording(tape):
+            out = run(MAX_TOKENS)
+        assert len(tape) == 2
+        for rows in (1, 2, 3, 4, 9, 33, MAX_TOKENS):
+            tape.replay(rows, 0, 0, 0)
+            assert torch.equal(out[:rows], run(rows)), f"{kind} {isa} {rows} rows"
+    _native.force_isa("auto")
 
 
 def test_torch_arithmetic_under_capture_is_refused_views_are_not() -> None:

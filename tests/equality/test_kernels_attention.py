@@ -38,9 +38,9 @@ def isa_guard() -> Iterator[ModuleType]:
 class Bench:
     """A pool, its tables, and one implementation of the two ops."""
 
-    def __init__(self, ops: ModuleType, *, heads: int, kv_heads: int, dim: int, page_size: int, half: bool = True, num_pages: int = 160) -> None:
-        self.ops, self.heads, self.kv_heads, self.dim, self.page_size, self.half = ops, heads, kv_heads, dim, page_size, half
-        dtype = torch.float16 if half else torch.float32
+    def __init__(self, ops: ModuleType, *, heads: int, kv_heads: int, dim: int, page_size: int, kv: str = "float16", num_pages: int = 160) -> None:
+        self.ops, self.heads, self.kv_heads, self.dim, self.page_size, self.kv = ops, heads, kv_heads, dim, page_size, kv
+        dtype = getattr(torch, kv)
         layout = "plain" if ops is reference_attention else "blocked"
         cfg = config(heads, kv_heads, dim)
         self.pool = MHATokenToKVPool(cfg, num_pages=num_pages, page_size=page_size, dtype=dtype, layout=layout)
@@ -73,34 +73,36 @@ class Bench:
         return torch.cat([self.step([(r, b, min(n, b + chunk))], window)[0] for b in range(0, n, chunk)])
 
 
+KV_TYPES = ["float32", "float16", "int8"]
 SHAPES = [(9, 3, 64), (4, 4, 16), (8, 1, 32), (7, 1, 24), (2, 2, 128), (16, 2, 8), (5, 5, 20), (14, 2, 256)]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("kv", ["float32", "int8"])
 @pytest.mark.parametrize("window", [None, 1, 40, 128])
-def test_reference_equals_float64(heads: int, kv_heads: int, dim: int, window: int | None) -> None:
-    b = Bench(reference_attention, heads=heads, kv_heads=kv_heads, dim=dim, page_size=5, half=False)
+def test_reference_equals_float64(heads: int, kv_heads: int, dim: int, kv: str, window: int | None) -> None:
+    b = Bench(reference_attention, heads=heads, kv_heads=kv_heads, dim=dim, page_size=5, kv=kv)
     (r,) = b.make([150])
-    want = dense(r, kv_heads, dim, scale=b.scale, window=window, half=False)
+    want = dense(r, kv_heads, dim, scale=b.scale, window=window, kv=kv)
     torch.testing.assert_close(b.whole(r, window, 70).double(), want, atol=2e-5, rtol=1e-5)
 
 
 @needs_native
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kv", KV_TYPES)
 @pytest.mark.parametrize("window", [None, 1, 40, 128])
-def test_native_equals_float64(heads: int, kv_heads: int, dim: int, half: bool, window: int | None) -> None:
-    b = Bench(native_ops(), heads=heads, kv_heads=kv_heads, dim=dim, page_size=16, half=half)
+def test_native_equals_float64(heads: int, kv_heads: int, dim: int, kv: str, window: int | None) -> None:
+    b = Bench(native_ops(), heads=heads, kv_heads=kv_heads, dim=dim, page_size=16, kv=kv)
     (r,) = b.make([300])
-    want = dense(r, kv_heads, dim, scale=b.scale, window=window, half=half)
+    want = dense(r, kv_heads, dim, scale=b.scale, window=window, kv=kv)
     torch.testing.assert_close(b.whole(r, window, 130).double(), want, atol=1e-5, rtol=1e-5)
 
 
 @needs_native
 @pytest.mark.parametrize("page_size", [16, 32, 64, 128])
-@pytest.mark.parametrize("half", [False, True])
-def test_native_equals_reference_in_a_mixed_batch(page_size: int, half: bool) -> None:
-    shape = {"heads": 9, "kv_heads": 3, "dim": 64, "page_size": page_size, "half": half}
+@pytest.mark.parametrize("kv", KV_TYPES)
+def test_native_equals_reference_in_a_mixed_batch(page_size: int, kv: str) -> None:
+    shape = {"heads": 9, "kv_heads": 3, "dim": 64, "page_size": page_size, "kv": kv}
     a, b = Bench(native_ops(), **shape), Bench(reference_attention, **shape)
     requests = a.make([33, 257, 129, 1, 128, 300])
     first = [(r, 0, r.q.shape[0] // 2) for r in requests if r.q.shape[0] > 1]
@@ -111,15 +113,15 @@ def test_native_equals_reference_in_a_mixed_batch(page_size: int, half: bool) ->
 
 
 @needs_native
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kv", KV_TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [None, 33])
-def test_scalar_and_simd_agree_to_the_bit(shape: tuple[int, int, int], half: bool, window: int | None, isa_guard: ModuleType) -> None:
+def test_scalar_and_simd_agree_to_the_bit(shape: tuple[int, int, int], kv: str, window: int | None, isa_guard: ModuleType) -> None:
     heads, kv_heads, dim = shape
     outs, pools = [], []
     for isa in isa_guard.usable_isas().split(","):
         isa_guard.force_isa(isa)
-        b = Bench(native_ops(), heads=heads, kv_heads=kv_heads, dim=dim, page_size=32, half=half)
+        b = Bench(native_ops(), heads=heads, kv_heads=kv_heads, dim=dim, page_size=32, kv=kv)
         (r,) = b.make([140])
         outs.append(b.whole(r, window, 100))
         pools.append(b.pool.layer(0))
@@ -127,6 +129,9 @@ def test_scalar_and_simd_agree_to_the_bit(shape: tuple[int, int, int], half: boo
         assert torch.equal(out.view(torch.int32), outs[0].view(torch.int32))
         assert torch.equal(pool.k, pools[0].k)
         assert torch.equal(pool.v, pools[0].v)
+        if kv == "int8":
+            assert torch.equal(pool.k_scales, pools[0].k_scales)
+            assert torch.equal(pool.v_scales, pools[0].v_scales)
 
 
 def bits(x: torch.Tensor) -> bytes:
@@ -141,10 +146,11 @@ def ops_of(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("kv", ["float16", "int8"])
 @pytest.mark.parametrize("window", [None, 50])
-def test_bits_do_not_depend_on_chunking(ops: str, window: int | None) -> None:
+def test_bits_do_not_depend_on_chunking(ops: str, kv: str, window: int | None) -> None:
     def run(chunk: int) -> bytes:
-        b = Bench(ops_of(ops), heads=6, kv_heads=2, dim=32, page_size=16)
+        b = Bench(ops_of(ops), heads=6, kv_heads=2, dim=32, page_size=16, kv=kv)
         (r,) = b.make([200])
         return bits(b.whole(r, window, chunk))
 
@@ -154,9 +160,10 @@ def test_bits_do_not_depend_on_chunking(ops: str, window: int | None) -> None:
 
 
 @pytest.mark.parametrize("ops", OPS)
-def test_bits_do_not_depend_on_batch_order_or_pages(ops: str) -> None:
+@pytest.mark.parametrize("kv", ["float16", "int8"])
+def test_bits_do_not_depend_on_batch_order_or_pages(ops: str, kv: str) -> None:
     lengths = [130, 1, 64, 200, 17, 90, 128, 33, 5, 16, 15, 129, 40, 77, 2, 256]
-    shape = {"heads": 6, "kv_heads": 2, "dim": 32, "page_size": 16}
+    shape = {"heads": 6, "kv_heads": 2, "dim": 32, "page_size": 16, "kv": kv}
 
     def alone(i: int) -> tuple[bytes, bytes]:
         b = Bench(ops_of(ops), **shape)
@@ -180,10 +187,11 @@ def test_bits_do_not_depend_on_batch_order_or_pages(ops: str) -> None:
 
 
 @needs_native
-def test_bits_do_not_depend_on_threads_or_work_order(isa_guard: ModuleType) -> None:
+@pytest.mark.parametrize("kv", ["float16", "int8"])
+def test_bits_do_not_depend_on_threads_or_work_order(kv: str, isa_guard: ModuleType) -> None:
     def run(threads: int, reverse: bool) -> list[bytes]:
         isa_guard.set_team(threads, False)
-        b = Bench(native_ops(), heads=6, kv_heads=2, dim=32, page_size=16)
+        b = Bench(native_ops(), heads=6, kv_heads=2, dim=32, page_size=16, kv=kv)
         requests = b.make([130, 1, 64, 200])
         b.step([(r, 0, r.q.shape[0]) for r in requests])
         if reverse:
@@ -221,13 +229,14 @@ def test_few_decode_rows_split_over_the_team_keep_their_bits(heads: int, kv_head
 
 
 @pytest.mark.parametrize("ops", OPS)
-def test_stale_nan_beyond_the_row_and_below_the_window_is_never_seen(ops: str) -> None:
+@pytest.mark.parametrize("kv", ["float16", "int8"])
+def test_stale_nan_beyond_the_row_and_below_the_window_is_never_seen(ops: str, kv: str) -> None:
     """A page that a poisoned request left behind must not reach the next owner."""
-    shape = {"heads": 3, "kv_heads": 1, "dim": 24, "page_size": 16}
+    shape = {"heads": 3, "kv_heads": 1, "dim": 24, "page_size": 16, "kv": kv}
     clean, dirty = Bench(ops_of(ops), **shape), Bench(ops_of(ops), **shape)
     layer = dirty.pool.layer(0)
-    layer.k.fill_(float("nan"))
-    layer.v.fill_(float("nan"))
+    for held in (layer.k, layer.v) if kv == "float16" else (layer.k_scales, layer.v_scales):
+        held.fill_(float("nan"))
     for window in (None, 20):
         want = clean.whole(clean.make([77])[0], window, 30)
         assert bits(dirty.whole(dirty.make([77])[0], window, 30)) == bits(want)
@@ -258,6 +267,20 @@ def test_float16_rounds_to_nearest_even_with_all_specials() -> None:
     assert torch.equal(stored.view(torch.int16), values.half().view(torch.int16))
     keys = b.pool.layer(0).k[1:].squeeze(2).squeeze(1).transpose(1, 2).reshape(-1, 16)[: len(values)]
     assert torch.equal(keys.view(torch.int16), values.half().view(torch.int16))
+
+
+@needs_native
+def test_int8_marks_a_vector_that_holds_inf_or_nan() -> None:
+    """It must come out as NaN, which fails its own request, not as a plausible number."""
+    b = Bench(native_ops(), heads=1, kv_heads=1, dim=16, page_size=16, kv="int8")
+    values = torch.ones(4, 16)
+    values[1, 3], values[2, 5], values[3] = float("inf"), float("nan"), 0.0
+    layer = b.pool.layer(0)
+    native_ops().store_kv(values, values, layer, torch.arange(16, 20, dtype=torch.int32))
+    assert layer.v_scales is not None
+    assert layer.v_scales[1, 0, :4].isnan().tolist() == [False, True, True, False]
+    assert layer.v_scales[1, 0, 3] == 0.0
+    assert layer.v[1, 0, 0].tolist() == [127] * 16
 
 
 @needs_native

@@ -1,6 +1,6 @@
 // Argument blocks of the attention ops. Shapes: KVLayer ("blocked") and AttentionMeta in src/rootlet/kernels/ops.py.
 #pragma once
-#include "rootlet/tensor_args.h"
+#include "rootlet/elementwise.h"
 
 namespace rootlet {
 
@@ -9,15 +9,27 @@ inline constexpr int kCut = 128;          // positions a softmax cut spans: the 
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kWorkItemWords = 8;  // q_begin, q_count, kv_head, batch_index, kv_begin, kv_len, 0, 0
 
+// What pages hold. int8: one float scale a token and kv head beside them, value = scale * q.
+enum class KvKind : int32_t { kF32, kF16, kI8 };
+
 struct StoreKvArgs {
   const float* k;  // [T, kv_heads * dim], rows k_stride apart
   const float* v;
   int64_t k_stride, v_stride;
   void* k_pages;  // [pages, kv_heads, page_size/16, dim, 16]
   void* v_pages;  // [pages, kv_heads, page_size, dim]
+  float* k_scales;  // [pages, kv_heads, page_size], int8 only
+  float* v_scales;
   const int32_t* slots;  // [T]
   Count tokens;
-  int32_t kv_heads, dim, page_size, half;  // half: pages hold f16, else f32
+  int32_t kv_heads, dim, page_size;
+  KvKind kind;
+};
+
+// The heads of q and k turned, and each k head put into its page with its v: no barrier between.
+struct RopeStoreArgs {
+  RopeArgs rope;       // heads = query heads + kv heads
+  StoreKvArgs store;   // k = rope.out from the first kv head on
 };
 
 struct AttentionArgs {
@@ -26,6 +38,8 @@ struct AttentionArgs {
   float* out;
   const void* k_pages;
   const void* v_pages;
+  const float* k_scales;
+  const float* v_scales;
   const int32_t* page_table;  // [rows, page_stride]
   const int32_t* row_ids;
   const int32_t* qo_indptr;
@@ -35,9 +49,12 @@ struct AttentionArgs {
   float* partials;  // [num_partials] scratch that all workers share: few long rows are split over the team by cuts
   int64_t num_partials;
   int64_t page_stride;
-  int32_t heads, kv_heads, dim, page_size, half;
+  int32_t heads, kv_heads, dim, page_size;
+  KvKind kind;
   int32_t window;  // 0 = all keys
   float scale;
+  int8_t* q8;        // null, or [T, heads * dim]: the result in int8 blocks of 32 (dim a multiple of 32); then `out` may be null
+  ActScale* scales;  // [T, heads * dim / 32]
 };
 
 }  // namespace rootlet

@@ -1,6 +1,8 @@
 // The tile of attention: up to 6 rows against one cut of 128 keys. Included by attention.cpp only, once for each instruction set; the order of
 // operations that fixes a row's bits is described there.
 #pragma once
+#include <type_traits>
+
 #include "rootlet/attention.h"
 #include "rootlet/math.h"
 #include "rootlet/simd16.h"
@@ -15,6 +17,9 @@ constexpr int kSplitItems = 4;  // up to so many items a worker are worth splitt
 
 RL_INLINE float widen(float x) { return x; }
 RL_INLINE float widen(uint16_t x) { return f16_to_f32(x); }
+RL_INLINE float widen(int8_t x) { return static_cast<float>(x); }
+template <class T>
+constexpr bool kScaled = std::is_same_v<T, int8_t>;
 RL_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 RL_INLINE int least(int a, int b) { return a < b ? a : b; }
 RL_INLINE int most(int a, int b) { return a > b ? a : b; }
@@ -36,11 +41,13 @@ struct Cut {
   const T* k[kBlocks];
   const T* v[kBlocks];
   const T* next_k[kBlocks];
+  const float* k_scale[kBlocks];  // int8 only: of the block's 16 keys
+  const float* v_scale[kBlocks];
 };
 
 // Scores of R rows against N key blocks; `s` is [R, kCut] at the first block. Prefetches the blocks' values line by line beside their keys.
 template <int R, int N, class T>
-RL_INLINE void score_blocks(const float* q, int dim, const T* const* k, const T* const* v, float* s) {
+RL_INLINE void score_blocks(const float* q, int dim, const T* const* k, const T* const* v, const float* const* k_scale, float* s) {
   f32x16 acc[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -52,7 +59,7 @@ RL_INLINE void score_blocks(const float* q, int dim, const T* const* k, const T*
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       get(key[n], k[n] + d * kKeyBlock);
-      prefetch(v[n] + d * kKeyBlock);
+      if (d * kKeyBlock * static_cast<int>(sizeof(T)) % 64 == 0) prefetch(v[n] + d * kKeyBlock);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -65,7 +72,14 @@ RL_INLINE void score_blocks(const float* q, int dim, const T* const* k, const T*
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) put(s + r * kCut + n * kKeyBlock, acc[r][n]);
+    for (int n = 0; n < N; ++n) {
+      if constexpr (kScaled<T>) {
+        f32x16 scale;
+        get(scale, k_scale[n]);
+        acc[r][n] = mul(acc[r][n], scale);
+      }
+      put(s + r * kCut + n * kKeyBlock, acc[r][n]);
+    }
   }
 }
 
@@ -77,8 +91,8 @@ template <int R, class T>
 RL_INLINE void score_tile(const float* q, int dim, const Cut<T>& cut, int first, int last, float* s) {
   constexpr int N = kWide<R>;
   int b = first;
-  for (; b + N <= last; b += N) score_blocks<R, N>(q, dim, cut.k + b, cut.v + b, s + b * kKeyBlock);
-  for (; b < last; ++b) score_blocks<R, 1>(q, dim, cut.k + b, cut.v + b, s + b * kKeyBlock);
+  for (; b + N <= last; b += N) score_blocks<R, N>(q, dim, cut.k + b, cut.v + b, cut.k_scale + b, s + b * kKeyBlock);
+  for (; b < last; ++b) score_blocks<R, 1>(q, dim, cut.k + b, cut.v + b, cut.k_scale + b, s + b * kKeyBlock);
 }
 
 // Masks one row of scores to keys [low, high) of the cut, turns it into weights, and returns (max, sum). Blocks [first, last) are written whole.
@@ -99,6 +113,15 @@ RL_INLINE void softmax_row(float* s, int first, int last, int low, int high, flo
   }
   *best = m;
   *total = hsum(add(sum0, sum1));
+}
+
+// The scales of int8 values go into the weights, after the sum was taken. Masked weights stay 0 whatever the scale.
+template <class T>
+RL_INLINE void scale_weights(float* s, const Cut<T>& cut, int low, int high) {
+  for (int b = low / kKeyBlock; b * kKeyBlock < high; ++b) {
+    const int begin = most(low, b * kKeyBlock), end = least(high, (b + 1) * kKeyBlock);
+    for (int j = begin; j < end; ++j) s[j] *= cut.v_scale[b][j - b * kKeyBlock];
+  }
 }
 
 // acc = weights x values over keys [low, high) of the cut, for N vectors of dimensions from `d0`.
@@ -192,6 +215,7 @@ void tile_cut(RowState& st, int r0, int dim, const Cut<T>& cut, bool ahead, floa
     }
     float best, total;
     softmax_row(s + r * kCut, first, last, lo, hi, &best, &total);
+    if constexpr (kScaled<T>) scale_weights(s + r * kCut, cut, lo, hi);
     const float top = st.best[row] > best ? st.best[row] : best;
     m.keep[r] = exp1(st.best[row] - top);
     m.gain[r] = exp1(best - top);

@@ -1,5 +1,6 @@
 // Argument blocks of embedding, norms, rope, activation, add and gather. An `x_stride` is the distance between rows of an input, in elements, so slices
-// of a fused projection need no copy; outputs are dense.
+// of a fused projection need no copy; outputs are dense. Where an op has `q` and `scales`, it can leave its result in int8 blocks of 32 as well (null: it
+// does not), and then `out` may be null: nobody reads the floats (fuse.h).
 #pragma once
 #include "rootlet/tensor_args.h"
 
@@ -21,7 +22,9 @@ struct NormArgs {
   ptrdiff_t x_stride;
   const float* weight;  // [n]
   float eps;
-  float* out;  // [rows, heads * n]
+  float* out;        // [rows, heads * n]
+  int8_t* q;         // [rows, n], heads = 1 only
+  ActScale* scales;  // [rows, n / 32]
 };
 
 struct RopeArgs {
@@ -41,6 +44,8 @@ struct SiluArgs {
   const float* x;
   ptrdiff_t x_stride;
   float* out;
+  int8_t* q;
+  ActScale* scales;
 };
 
 struct AddArgs {

@@ -1,7 +1,7 @@
 // Argument blocks of the linear layer: packing at load, activation quantisation, matrix product. Design: 16 output columns form a group, whose weights
 // are one sequential stream that is read once for each tile of up to 4 rows.
 #pragma once
-#include "rootlet/tensor_args.h"
+#include "rootlet/elementwise.h"
 
 namespace rootlet {
 
@@ -69,7 +69,16 @@ struct LinearArgs {
   const float* bias;      // [n] or null
   const float* residual;  // [rows, n] or null
   ptrdiff_t residual_stride;
-  float* out;  // [rows, n]
+  float* out;     // [rows, n]
+  NormArgs norm;  // x null, or the norm that makes q and scales: the op begins with it
+};
+
+// silu(gate) * up of a linear whose outputs are [gate, up], left in int8 blocks. Neither the linear's floats nor the product's are stored unless asked.
+struct GatedArgs {
+  LinearArgs linear;  // n = 2F, F a multiple of 32; no residual; out [rows, 2F] or null
+  float* out;         // [rows, F] or null
+  int8_t* q;          // [rows, F]
+  ActScale* scales;   // [rows, F / 32]
 };
 
 }  // namespace rootlet

@@ -1,4 +1,4 @@
-// Activation quantisation on AVX2. Meaning: `quantize_block` in gemm_q_scalar.h.
+// Activation quantisation on AVX2. Meaning: quantize_scalar.h.
 #pragma once
 #include <immintrin.h>
 

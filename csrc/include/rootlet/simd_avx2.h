@@ -18,6 +18,9 @@ RL_INLINE f32x8 set1(float x) { return {_mm256_set1_ps(x)}; }
 RL_INLINE f32x8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
 RL_INLINE f32x8 load_n(const float* p, int n) { return n >= 8 ? load(p) : f32x8{_mm256_maskload_ps(p, first_lanes(n))}; }
 RL_INLINE f32x8 load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+RL_INLINE f32x8 load_i8(const int8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
 RL_INLINE f32x8 load_bf16(const uint16_t* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16))};
 }

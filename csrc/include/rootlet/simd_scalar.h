@@ -17,6 +17,11 @@ RL_INLINE f32x8 set1(float x) { RL_LANES(x); }
 RL_INLINE f32x8 load(const float* p) { RL_LANES(p[i]); }
 RL_INLINE f32x8 load_n(const float* p, int n) { RL_LANES((i < n ? p[i] : 0.0f)); }
 RL_INLINE f32x8 load_f16(const uint16_t* p) { RL_LANES(f16_to_f32(p[i])); }
+RL_INLINE f32x8 load_i8(const int8_t* p) {
+  f32x8 y;
+  for (int i = 0; i < 8; ++i) y.v[i] = static_cast<float>(p[i]);
+  return y;
+}
 RL_INLINE f32x8 load_bf16(const uint16_t* p) { RL_LANES(bf16_to_f32(p[i])); }
 RL_INLINE void store(float* p, f32x8 x) {
   for (int i = 0; i < 8; ++i) p[i] = x.v[i];

@@ -41,29 +41,36 @@ RL_INLINE void finish_row(const LinearArgs& a, const float* acc, int row, int co
   }
 }
 
-// Kernel::tile<R>(args, group weights, first row, prefetch, acc[R][16]).
-template <class Kernel, int R>
-RL_INLINE void run_tile(const LinearArgs& a, int group, int row, Prefetch pf) {
+// Where a group's sums go: into the output.
+struct ToOutput {
+  const LinearArgs& a;
+  int col, cols;
+  RL_SHARED ToOutput(const LinearArgs& args, int group)
+      : a(args), col(group * kGroupColumns), cols(args.n - col < kGroupColumns ? args.n - col : kGroupColumns) {}
+  RL_SHARED void operator()(const float* acc, int row) const { finish_row(a, acc, row, col, cols); }
+};
+
+// Kernel::tile<R>(args, group weights, first row, prefetch, acc[R][16]); sink(acc of a row, row).
+template <class Kernel, int R, class Sink>
+RL_INLINE void run_tile(const LinearArgs& a, int group, int row, Prefetch pf, const Sink& sink) {
   alignas(64) float acc[R][kGroupColumns];
   Kernel::template tile<R>(a, a.packed + static_cast<size_t>(group) * Kernel::group_bytes(a), row, pf, acc);
-  const int col = group * kGroupColumns;
-  const int cols = a.n - col < kGroupColumns ? a.n - col : kGroupColumns;
-  for (int r = 0; r < R; ++r) finish_row(a, acc[r], row + r, col, cols);
+  for (int r = 0; r < R; ++r) sink(acc[r], row + r);
 }
 
 // Rows [row, end): full tiles, then 4, 3, 2 or 1 rows. `next` moves on as each tile prefetches its part, up to `stop`.
-template <class Kernel>
-RL_INLINE void run_rows(const LinearArgs& a, int group, int row, int end, Prefetch pf, const uint8_t* stop) {
+template <class Kernel, class Sink>
+RL_INLINE void run_rows(const LinearArgs& a, int group, int row, int end, Prefetch pf, const uint8_t* stop, const Sink& sink) {
   const int steps = Kernel::num_steps(a);
   while (row < end) {
     const int left = end - row;
     const int rows = left >= kTileRows ? kTileRows : left >= 4 ? 4 : left;
     if (pf.next >= stop) pf.lines = 0;
-    if (rows == kTileRows) run_tile<Kernel, kTileRows>(a, group, row, pf);
-    if (kTileRows > 4 && rows == 4) run_tile<Kernel, 4>(a, group, row, pf);
-    if (rows == 3) run_tile<Kernel, 3>(a, group, row, pf);
-    if (rows == 2) run_tile<Kernel, 2>(a, group, row, pf);
-    if (rows == 1) run_tile<Kernel, 1>(a, group, row, pf);
+    if (rows == kTileRows) run_tile<Kernel, kTileRows>(a, group, row, pf, sink);
+    if (kTileRows > 4 && rows == 4) run_tile<Kernel, 4>(a, group, row, pf, sink);
+    if (rows == 3) run_tile<Kernel, 3>(a, group, row, pf, sink);
+    if (rows == 2) run_tile<Kernel, 2>(a, group, row, pf, sink);
+    if (rows == 1) run_tile<Kernel, 1>(a, group, row, pf, sink);
     pf.next += static_cast<ptrdiff_t>(pf.lines) * steps * 64;
     row += rows;
   }
@@ -76,7 +83,7 @@ RL_INLINE void stream_groups(const LinearArgs& a, int rows, Range groups) {
   const int lines = static_cast<int>((bytes / static_cast<size_t>(steps) + 63) / 64);
   for (int g = groups.begin; g < groups.end; ++g) {
     const uint8_t* ahead = a.packed + static_cast<size_t>(g) * bytes + kStreamAhead;
-    run_rows<Kernel>(a, g, 0, rows, {ahead, lines}, ahead + bytes);
+    run_rows<Kernel>(a, g, 0, rows, {ahead, lines}, ahead + bytes, ToOutput(a, g));
   }
 }
 
@@ -87,12 +94,11 @@ RL_INLINE void run_unit(const LinearArgs& a, int group, int begin, int end) {
   const int tiles = (end - begin + kTileRows - 1) / kTileRows;
   const int tile_lines = (static_cast<int>(bytes / 64) + tiles) / tiles;
   const uint8_t* next = a.packed + static_cast<size_t>(group + 1) * bytes;
-  run_rows<Kernel>(a, group, begin, end, {next, (tile_lines + steps - 1) / steps}, next + bytes);
+  run_rows<Kernel>(a, group, begin, end, {next, (tile_lines + steps - 1) / steps}, next + bytes, ToOutput(a, group));
 }
 
 template <class Kernel>
-void run_linear(const void* p, Worker& w) {
-  const auto& a = *static_cast<const LinearArgs*>(p);
+RL_INLINE void run_product(const LinearArgs& a, Worker& w) {
   const int rows = a.rows.get();
   const int groups = (a.n + kGroupColumns - 1) / kGroupColumns;
   if (rows < kStreamRows) {
@@ -108,6 +114,11 @@ void run_linear(const void* p, Worker& w) {
       run_unit<Kernel>(a, i % groups, begin, begin + kRowBlock < rows ? begin + kRowBlock : rows);
     }
   }
+}
+
+template <class Kernel>
+void run_linear(const void* p, Worker& w) {
+  run_product<Kernel>(*static_cast<const LinearArgs*>(p), w);
 }
 
 }  // namespace

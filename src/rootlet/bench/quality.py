@@ -1,4 +1,5 @@
-"""What quantised arithmetic costs in quality: the native path on the file's own blocks against its weights dequantised to float32.
+"""What quantised arithmetic, and a quantised KV cache (--kv-dtype int8), cost in quality: the native path on the file's own blocks against
+its weights dequantised to float32.
 
 Both sides score the same GSM8K questions with their answers; the reference side runs `dtype=float32` with a float32 KV cache, so nothing of it
 is quantised. Printed: mean absolute difference of log-probabilities, and the ratio of perplexities. `make bench-quality`.
@@ -41,10 +42,11 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, help="folder with gsm8k_test.jsonl")
     parser.add_argument("--model")
     parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--kv-dtype", default="auto", help="KV cache of the quantised side")
     options = parser.parse_args()
     rows = [json.loads(line) for line in (options.data / "gsm8k_test.jsonl").read_text().splitlines()[: options.questions]]
     texts = [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows]
-    native, facts = score(texts, model=options.model)
+    native, facts = score(texts, model=options.model, kv_dtype=options.kv_dtype)
     exact, _ = score(texts, model=options.model, dtype="float32", kv_dtype="float32")
     assert len(native) == len(exact)
     difference = statistics.fmean(abs(a - b) for a, b in zip(native, exact, strict=True))

@@ -36,13 +36,16 @@ class Weight:
 
 @dataclass(slots=True)
 class KVLayer:
-    """One layer's paged KV, float16 or float32. Native layout ("blocked", P % 16 == 0): k [pages, Hkv, P/16, D, 16] (16 keys contiguous for
-    each dimension), v [pages, Hkv, P, D]. Reference layout ("plain", any P): k, v [pages, Hkv, P, D]. Page 0 is the padding sink."""
+    """One layer's paged KV, float16, float32 or int8. Native layout ("blocked", P % 16 == 0): k [pages, Hkv, P/16, D, 16] (16 keys contiguous for
+    each dimension), v [pages, Hkv, P, D]. Reference layout ("plain", any P): k, v [pages, Hkv, P, D]. Page 0 is the padding sink.
+    int8: value = scale * q, one float32 scale a token and kv head, `k_scales` and `v_scales` [pages, Hkv, P] (else None)."""
 
     k: Tensor
     v: Tensor
     page_size: int
     layout: str
+    k_scales: Tensor | None = None
+    v_scales: Tensor | None = None
 
 
 @dataclass(slots=True)

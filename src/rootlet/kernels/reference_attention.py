@@ -19,13 +19,25 @@ QUERY_BLOCK = 16
 
 
 def store_kv(k: Tensor, v: Tensor, layer: KVLayer, out_cache_loc: Tensor) -> None:
-    """k, v float32 [T, Hkv*D] -> layer at slots out_cache_loc int32 [>= T]; float16 pools round to nearest even."""
+    """k, v float32 [T, Hkv*D] -> layer at slots out_cache_loc int32 [>= T]; float16 and int8 round to nearest even."""
     assert layer.layout == "plain", "the reference reads and writes the plain layout"
     heads, d = layer.v.shape[1], layer.v.shape[3]
     slots = out_cache_loc[: k.shape[0]].to(torch.int64)
     page, offset = slots // layer.page_size, slots % layer.page_size
-    layer.k[page, :, offset] = k.view(-1, heads, d).to(layer.k.dtype)
-    layer.v[page, :, offset] = v.view(-1, heads, d).to(layer.v.dtype)
+    for x, to, scales in ((k, layer.k, layer.k_scales), (v, layer.v, layer.v_scales)):
+        values = x.view(-1, heads, d)
+        if scales is not None:
+            values, scales[page, :, offset] = _to_int8(values)
+        to[page, :, offset] = values.to(to.dtype)
+
+
+def _to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, Hkv, D] -> whole numbers in [-127, 127], and the scale of each vector [T, Hkv]: max|x| / 127, NaN where x holds inf or NaN."""
+    top = x.abs().amax(dim=-1, keepdim=True)
+    usable = torch.isfinite(top) & (top >= 1e-30)
+    inverse = torch.where(usable, 127.0 / top, 0.0)
+    scale = torch.where(usable, top / 127.0, torch.where(torch.isfinite(top), 0.0, torch.nan))
+    return torch.where(usable, torch.round(x * inverse), 0.0), scale.squeeze(-1)
 
 
 def attention(q: Tensor, layer: KVLayer, meta: AttentionMeta, scale: float, window: int | None = None) -> Tensor:
@@ -93,6 +105,9 @@ def _gather(layer: KVLayer, pages: Tensor, begin: int, end: int, cut_begin: int)
     heads, d = layer.v.shape[1], layer.v.shape[3]
     keys, values = torch.zeros(heads, CUT, d), torch.zeros(heads, CUT, d)
     at = slice(begin - cut_begin, end - cut_begin)
-    keys[:, at] = layer.k[page, :, position % p].to(torch.float32).transpose(0, 1)
-    values[:, at] = layer.v[page, :, position % p].to(torch.float32).transpose(0, 1)
+    for to, held, scales in ((keys, layer.k, layer.k_scales), (values, layer.v, layer.v_scales)):
+        x = held[page, :, position % p].to(torch.float32)
+        if scales is not None:
+            x = x * scales[page, :, position % p].unsqueeze(-1)
+        to[:, at] = x.transpose(0, 1)
     return keys, values

@@ -64,7 +64,7 @@ class Arena:
 class Recording:
     """What a capture under way knows. `tape` is the native tape that ops append to; `kept` must live as long as the tape."""
 
-    __slots__ = ("_quantized", "_spaces", "arena", "kept", "tape")
+    __slots__ = ("_elided", "_quantized", "_spaces", "arena", "kept", "tape")
 
     def __init__(self, tape: Any) -> None:
         self.tape = tape
@@ -72,6 +72,7 @@ class Recording:
         self.kept: list[Any] = []
         self._spaces: dict[int, int] = {}
         self._quantized: dict[int, dict[Any, tuple[Tensor, Tensor]]] = {}
+        self._elided: set[int] = set()
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor over arena memory whose rows count tokens until `set_space` says otherwise."""
@@ -105,8 +106,26 @@ class Recording:
         if self.owns(x):
             self._quantized.setdefault(x.untyped_storage().data_ptr(), {})[_view_key(x)] = (q, scales)
 
+    def elide(self, addresses: list[int]) -> None:
+        """The tape merged ops and leaves these buffers unwritten (csrc/include/rootlet/fuse.h). Those that are garbage already are nobody's."""
+        self._elided.update(a for a in addresses if a in self._spaces)
+
+    def read(self, *tensors: Any) -> None:
+        """An op reads these: whatever was left out of them is written after all."""
+        for x in tensors:
+            if isinstance(x, Tensor) and (address := x.untyped_storage().data_ptr()) in self._elided:
+                self._elided.remove(address)
+                self.tape.materialise(address)
+
+    def finish(self) -> None:
+        """Buffers that outlive the recording may be read by its owner."""
+        for address in self._elided:
+            self.tape.materialise(address)
+        self._elided.clear()
+
     def _forget(self, address: int) -> None:
         self._spaces.pop(address, None)
+        self._elided.discard(address)
         self._quantized.pop(address, None)
 
 
@@ -154,6 +173,7 @@ def recording(tape: Any) -> Iterator[Recording]:
     try:
         with _ViewsOnly():
             yield _current
+        _current.finish()
     finally:
         _current = None
 

@@ -1,6 +1,7 @@
 """KV of multi-head and grouped-query attention: one K and one V plane a layer.
 
-Owns the bytes (one allocation a layer, K first). Does not own page ids, and does not write: `ops.store_kv` does. Called by the runner at start.
+Owns the bytes (one allocation a layer, K first; int8 pages have a second one for their scales). Does not own page ids, and does not write:
+`ops.store_kv` does. Called by the runner at start.
 "blocked" is the native layout (K in blocks of 16 keys, dimension-major: no horizontal sums in QK), "plain" the reference's; see `KVLayer`.
 """
 
@@ -17,12 +18,14 @@ from rootlet.kernels.ops import KVLayer
 from rootlet.kv.pool import lazy_zeros
 
 KEY_BLOCK = 16
-DTYPES = {torch.float16: 2, torch.float32: 4}
+DTYPES = {torch.float16: 2, torch.float32: 4, torch.int8: 1}
+SCALE_BYTES = 4
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes that one token's K and V take over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTYPES[dtype]
+    head_bytes = config.head_dim * DTYPES[dtype] + (SCALE_BYTES if dtype == torch.int8 else 0)
+    return 2 * config.num_layers * config.num_kv_heads * head_bytes
 
 
 class MHATokenToKVPool:
@@ -44,7 +47,7 @@ class MHATokenToKVPool:
         if layout not in ("blocked", "plain"):
             raise BadConfig(f"KV layout must be blocked or plain, got {layout!r}")
         if dtype not in DTYPES:
-            raise BadConfig(f"KV dtype must be float16 or float32, got {dtype}")
+            raise BadConfig(f"KV dtype must be float16, float32 or int8, got {dtype}")
         if page_size < 1 or (layout == "blocked" and page_size % KEY_BLOCK):
             raise BadConfig(f"page size {page_size} does not fit KV layout {layout}: blocked needs a multiple of {KEY_BLOCK} (--page-size)")
         if num_pages < 1:
@@ -61,7 +64,11 @@ class MHATokenToKVPool:
         plane = pages * heads * p * d
         both = allocate(2 * plane * DTYPES[self.dtype]).view(self.dtype)
         k_shape = (pages, heads, p // KEY_BLOCK, d, KEY_BLOCK) if self.layout == "blocked" else (pages, heads, p, d)
-        return KVLayer(k=both[:plane].view(k_shape), v=both[plane:].view(pages, heads, p, d), page_size=p, layout=self.layout)
+        layer = KVLayer(k=both[:plane].view(k_shape), v=both[plane:].view(pages, heads, p, d), page_size=p, layout=self.layout)
+        if self.dtype == torch.int8:
+            scales = allocate(2 * pages * heads * p * SCALE_BYTES).view(torch.float32).view(2, pages, heads, p)
+            layer.k_scales, layer.v_scales = scales[0], scales[1]
+        return layer
 
     @property
     def num_layers(self) -> int:

@@ -6,12 +6,15 @@ Runs once, at start. What it returns is driven by an executor (`local_executor.p
 from __future__ import annotations
 
 import logging
+import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from rootlet.attention.base import find_backend
@@ -36,8 +39,10 @@ from rootlet.sampling.sampler import Sampler
 
 _log = logging.getLogger(__name__)
 
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+
 Progress = Callable[[LoadProgress], None]
-KV_DTYPES = {"float16": torch.float16, "float32": torch.float32}
+KV_DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +60,21 @@ class Worker:
 
 
 class _Reporter:
-    """Sends phases with the seconds since the start."""
+    """Sends phases with the seconds since the start. `phases`: what each took, and the process's peak memory at its end; the first, "imports", is all
+    that came before."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
         self._start = time.monotonic()
+        self._phase, self._phase_start = "imports", self._start - (time.time() - psutil.Process().create_time())
+        self.phases: dict[str, dict[str, float]] = {}
 
     def __call__(self, phase: str, done: float, detail: str = "") -> None:
+        if phase != self._phase:
+            now = time.monotonic()
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+            self.phases[self._phase] = {"seconds": round(now - self._phase_start, 3), "peak_mib": round(peak / 2**20, 1)}
+            self._phase, self._phase_start = phase, now
         if self._progress is not None:
             self._progress(LoadProgress(phase, done, detail, self.elapsed_s))
 
@@ -131,6 +144,7 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
     report("warmup", 0.0)
     decode_s = warm_up(runner)
     report("ready", 1.0)
+    _log.info("loaded %s", " ".join(f"{name}={took['seconds']:.2f}s,{took['peak_mib']:.0f}MiB" for name, took in report.phases.items()))
     info = {
         "model": model_config.name,
         "arch": model_config.arch,
@@ -155,6 +169,7 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
         "graph": graph,
         "threads": threads,
         "load_s": round(report.elapsed_s, 3),
+        "load_phases": report.phases,
         "warmup_decode_s": round(decode_s, 5),
     }
     return Worker(runner, pool, info, memory.lines)

@@ -3,6 +3,8 @@
 import numpy
 from numpy.typing import NDArray
 
+def calibrate_multiply(rounds: int) -> int: ...
+def calibrate_read(floats: int, count: int) -> int: ...
 def store_kv(
     tape: Tape | None,
     k: int,
@@ -11,13 +13,15 @@ def store_kv(
     v_stride: int,
     k_pages: int,
     v_pages: int,
+    k_scales: int,
+    v_scales: int,
     slots: int,
     rows: int,
     space: int,
     kv_heads: int,
     dim: int,
     page_size: int,
-    half: bool,
+    kind: int,
 ) -> None: ...
 def attention(
     tape: Tape | None,
@@ -26,6 +30,8 @@ def attention(
     out: int,
     k_pages: int,
     v_pages: int,
+    k_scales: int,
+    v_scales: int,
     page_table: int,
     page_stride: int,
     row_ids: int,
@@ -39,7 +45,7 @@ def attention(
     kv_heads: int,
     dim: int,
     page_size: int,
-    half: bool,
+    kind: int,
     window: int,
     scale: float,
 ) -> None: ...
@@ -134,6 +140,7 @@ class Tape:
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
     def replay(self, num_tokens: int, num_rows: int, num_logit_rows: int, num_work: int, profile: bool = False) -> None: ...
+    def materialise(self, address: int) -> None: ...
     def max_rows(self, arg: int, /) -> int: ...
     def reset_profile(self) -> None: ...
     def profile(self) -> list[tuple[str, int, int, int]]: ...
@@ -177,7 +184,7 @@ class PackedWeight:
 
 def pack(kind: int, n: int, k: int, source: int) -> PackedWeight: ...
 def row_bytes(arg0: int, arg1: int, /) -> int: ...
-def quantize(tape: Tape | None, x: int, x_stride: int, q: int, scales: int, rows: int, space: int, k: int) -> None: ...
+def quantize(tape: Tape | None, x: int, x_stride: int, q: int, scales: int, rows: int, space: int, k: int) -> list[int] | None: ...
 def gemm(
     tape: Tape | None,
     w: PackedWeight,

@@ -10,6 +10,9 @@ from rootlet.kernels.ops import AttentionMeta, KVLayer, empty
 from rootlet.kernels.workspace import current_tape
 
 MAX_HEAD_DIM = 512
+KV_KINDS = (torch.float32, torch.float16, torch.int8)
+"""Page types in the library's order (csrc/include/rootlet/attention.h)."""
+
 _PARTIALS = torch.empty(1 << 20)
 """Scratch of the kernel that splits few long rows over the team; one for the process, since the team runs one op at a time."""
 
@@ -27,9 +30,15 @@ def _check_layer(layer: KVLayer) -> None:
     assert layer.k.is_contiguous(), "pages of keys must be contiguous"
     assert layer.v.is_contiguous(), "pages of values must be contiguous"
     assert layer.k.dtype == layer.v.dtype, f"keys {layer.k.dtype}, values {layer.v.dtype}"
-    assert layer.k.dtype in (torch.float16, torch.float32), f"KV dtype {layer.k.dtype}"
+    assert layer.k.dtype in KV_KINDS, f"KV dtype {layer.k.dtype}"
+    scaled = layer.k_scales is not None and layer.v_scales is not None
+    assert scaled == (layer.k.dtype == torch.int8), f"{layer.k.dtype} pages with scales: {scaled}"
     assert layer.page_size in (16, 32, 64, 128), f"page size {layer.page_size}"
     assert layer.v.shape[3] <= MAX_HEAD_DIM, f"head dim {layer.v.shape[3]}, at most {MAX_HEAD_DIM}"
+
+
+def _scales(layer: KVLayer) -> tuple[int, int]:
+    return (0 if layer.k_scales is None else layer.k_scales.data_ptr(), 0 if layer.v_scales is None else layer.v_scales.data_ptr())
 
 
 def store_kv(k: Tensor, v: Tensor, layer: KVLayer, out_cache_loc: Tensor) -> None:
@@ -42,8 +51,8 @@ def store_kv(k: Tensor, v: Tensor, layer: KVLayer, out_cache_loc: Tensor) -> Non
     assert out_cache_loc.dtype == torch.int32, "out_cache_loc must be int32"
     assert out_cache_loc.shape[0] >= k.shape[0], f"{out_cache_loc.shape[0]} slots for {k.shape[0]} tokens"
     _native.store_kv(
-        current_tape(), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), layer.k.data_ptr(), layer.v.data_ptr(), out_cache_loc.data_ptr(),
-        k.shape[0], TOKENS, heads, dim, layer.page_size, layer.k.dtype == torch.float16,
+        current_tape(), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), layer.k.data_ptr(), layer.v.data_ptr(), *_scales(layer),
+        out_cache_loc.data_ptr(), k.shape[0], TOKENS, heads, dim, layer.page_size, KV_KINDS.index(layer.k.dtype),
     )  # fmt: skip
 
 
@@ -57,10 +66,10 @@ def attention(q: Tensor, layer: KVLayer, meta: AttentionMeta, scale: float, wind
     assert window is None or window >= 1, f"window {window}"
     out = empty(q.shape[0], q.shape[1])
     _native.attention(
-        current_tape(), q.data_ptr(), q.stride(0), out.data_ptr(), layer.k.data_ptr(), layer.v.data_ptr(),
+        current_tape(), q.data_ptr(), q.stride(0), out.data_ptr(), layer.k.data_ptr(), layer.v.data_ptr(), *_scales(layer),
         meta.page_table.data_ptr(), meta.page_table.stride(0), meta.row_ids.data_ptr(), meta.qo_indptr.data_ptr(), meta.prefix_lens.data_ptr(),
         meta.work.data_ptr(), meta.num_work.data_ptr(), _PARTIALS.data_ptr(), _PARTIALS.numel(),
-        q.shape[1] // dim, heads, dim, layer.page_size, layer.k.dtype == torch.float16,
+        q.shape[1] // dim, heads, dim, layer.page_size, KV_KINDS.index(layer.k.dtype),
         window or 0, scale,
     )  # fmt: skip
     return out

@@ -47,6 +47,7 @@ def _recorded(x: Tensor, *kept: Any) -> tuple[Any, int]:
     if record is None:
         return None, FIXED
     record.keep(x, *kept)
+    record.read(x, *kept)
     return record.tape, record.space(x)
 
 
@@ -65,11 +66,17 @@ def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     if found is not None:
         return found
     rows, k = x.shape
-    tape, space = _recorded(x)
+    tape, space = (None, FIXED) if record is None else (record.tape, record.space(x))
     q = empty(rows, k, dtype=torch.int8)
     scales = empty(rows * (k // QUANT_BLOCK) * SCALE_BYTES, dtype=torch.uint8)
-    _native.quantize(tape, x.data_ptr(), x.stride(0), q.data_ptr(), scales.data_ptr(), rows, space, k)
+    elided = _native.quantize(tape, x.data_ptr(), x.stride(0), q.data_ptr(), scales.data_ptr(), rows, space, k)
     if record is not None:
+        record.set_space(q, space)
+        record.keep(x)
+        if elided is None:
+            record.read(x)
+        else:
+            record.elide(elided)
         record.set_quantized(x, q, scales)
     return q, scales
 
@@ -135,7 +142,7 @@ class NativeTable:
             _check_rows("residual", residual)
             assert residual.shape == (x.shape[0], w.n), f"residual {tuple(residual.shape)} onto [{x.shape[0]}, {w.n}]"
         source, scales = (x, None) if w.kind in FLOAT_DTYPES else _quantize(x)
-        tape, space = _recorded(x, w.packed, bias, residual)
+        tape, space = _recorded(source, w.packed, bias, residual)
         out = _out(x.shape[0], w.n, space)
         _native.gemm(
             tape, w.packed, source.data_ptr(), source.stride(0), _address(scales), _address(bias), _address(residual),
@@ -217,11 +224,11 @@ class NativeTable:
     # ---- attention and sampling
 
     def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, out_cache_loc: Tensor) -> None:
-        _recorded(k, v, layer.k, layer.v, out_cache_loc)
+        _recorded(k, v, layer.k, layer.v, layer.k_scales, layer.v_scales, out_cache_loc)
         attention_ops.store_kv(k, v, layer, out_cache_loc)
 
     def attention(self, q: Tensor, layer: KVLayer, meta: AttentionMeta, scale: float, window: int | None = None) -> Tensor:
-        _recorded(q, layer.k, layer.v, meta)
+        _recorded(q, layer.k, layer.v, layer.k_scales, layer.v_scales, meta)
         return attention_ops.attention(q, layer, meta, scale, window)
 
     def sample(self, logits: Tensor, state: Any) -> None:
