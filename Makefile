@@ -10,9 +10,7 @@ DATA ?= data
 TORCH ?= torch==2.13.0
 NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-quality bench-fairness torture rows clean
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-quality bench-control torture rows clean
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-quality bench-step torture rows clean
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-control bench-fairness bench-quality bench-step torture rows clean
 .DEFAULT_GOAL := help
 
 help: ## this list

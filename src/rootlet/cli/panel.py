@@ -77,6 +77,7 @@ class StartupPanel:
         if event.ready is not None:
             for line in event.ready.memory_sum:
                 print(f"  {line}")
+            print(f"  KV pool {event.ready.num_pages * event.ready.page_size} tokens: what one request's prompt and answer can hold at most")
         print(f"model    {name}")
         print(f"API      {self._url}/v1     metrics {self._url}/metrics     state {self._url}/debug/state")
         if self._key is None and self._host not in {"127.0.0.1", "localhost", "::1"}:
