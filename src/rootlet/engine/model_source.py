@@ -245,3 +245,15 @@ def _fetch_from_hub(model: str) -> Path:
             f"--model {model}: no such file or folder here, and fetching it from the Hugging Face Hub failed ({reason}). "
             "Check the name and the network (HF_TOKEN for gated models), or give a local path."
         ) from error
+
+
+def main() -> None:
+    """`python -m rootlet.engine.model_source [MODEL]`: fetch it if need be and print where it is."""
+    try:
+        print(resolve_model(sys.argv[1] if len(sys.argv) > 1 else None))
+    except BadModelFile as error:
+        sys.exit(f"rootlet: {error.message}")
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ MAX_TTL_S = 86_400.0
 
 async def pause_generation(context: ServerContext, request: Request) -> Response:
     """Nothing is launched until /continue_generation; `mode` says what becomes of the requests inside (as SGLang's: abort unless told)."""
-    fields = await context.read_fields(request, optional=True)
+    fields = await context.read_fields(request)  # no body at all is refused: a stray POST must not abort everything
     mode = fields.string("mode") or "abort"
     if mode not in PAUSE_MODES:
         raise fields.refuse("mode", f"one of {', '.join(PAUSE_MODES)}")

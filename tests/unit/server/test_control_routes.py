@@ -22,7 +22,8 @@ from rootlet.server.app import build_app
 def test_pause_takes_a_mode_and_an_empty_body_means_abort() -> None:
     manager = FakeManager()
     app = build_app(manager, config())
-    assert call(app, "POST", "/pause_generation").json() == {"status": "ok", "mode": "abort", "paused": True}
+    error(call(app, "POST", "/pause_generation"), 400)
+    assert post(app, "/pause_generation", {}).json() == {"status": "ok", "mode": "abort", "paused": True}
     for mode in ("retract", "in_place"):
         assert post(app, "/pause_generation", {"mode": mode}).json()["mode"] == mode
     assert post(app, "/continue_generation", {}).json() == {"status": "ok", "paused": False}
