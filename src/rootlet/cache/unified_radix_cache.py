@@ -152,17 +152,17 @@ class UnifiedRadixCache:
         """Pages of every kind for positions [0, length), written to the row: all, or none and False. `kv` owns them."""
         assert kv.row is not None, f"R5: {kv} holds no row"
         have, need = keys.num_pages(kv.kv_allocated_len, self.page_size), keys.num_pages(length, self.page_size)
+        missing = 0 if self.window is None else self.window.pages_for(kv, length)
+        if missing and self.window is not None and missing > self.keeper.available(self.window.component.name):
+            return False
         if have < need:
-            names = [self.full.name] if self.window is None else [self.full.name, self.window.component.name]
-            if any(need - have > self.keeper.available(name) for name in names):
+            pages = self.alloc_pages(need - have)  # leaves first: they take their window pages along
+            if pages is None:
                 return False
-            for name in names:  # leaves first: they take their window pages along
-                self.keeper.ensure(name, need - have)
-            pages = self.allocator.alloc(need - have)
-            assert pages is not None, "E4: pages were free just now"
             self.req_to_token.write(kv.row, have, pages)
-            if self.window is not None:
-                self.window.take(kv.row, have, need)
+        if missing and self.window is not None:
+            grown = self.window.grow(kv, length)
+            assert grown, "E4: window pages were to be had just now"
         kv.kv_allocated_len = max(kv.kv_allocated_len, length)
         return True
 

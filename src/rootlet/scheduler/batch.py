@@ -25,20 +25,17 @@ class ScheduleBatch:
         self._rows: list[LaunchedRow] = []
         self._inits: list[RowInit] = []
         self._ids: list[IntArray] = []
-        self._slots: list[IntArray] = []
         self._num_extend = 0
 
     def prepare_for_extend(self, chunks: Sequence[Admitted]) -> None:
         """One row for each chunk; a request enters DECODE when its last chunk is planned."""
         for chunk in chunks:
             req = chunk.req
-            assert req.kv.row is not None
             if chunk.is_first:
                 self._inits.append(row_init(req))
             sample = chunk.is_last and req.spec.max_new > 0
             self._rows.append(LaunchedRow(req, req.epoch, chunk.start, chunk.stop, is_extend=True, sample=sample))
             self._ids.append(req.ids(chunk.start, chunk.stop))
-            self._slots.append(self._state.kv.slots(req.kv.row, chunk.start, chunk.stop))
             req.planned = req.kv.kv_committed_len = chunk.stop
             req.pending_chunks += 1
             self._state.counters.prefilled_tokens += chunk.stop - chunk.start
@@ -56,40 +53,47 @@ class ScheduleBatch:
         """One token for each; pages were ensured by the caller."""
         if not reqs:
             return
-        ids, rows, positions = [], [], []
+        ids = []
         for req in reqs:
             self._state.kv.grow(req)
-            assert req.kv.row is not None
             ids.append(req.outputs[-1] if req.pending == 0 else RELAY)
-            rows.append(req.kv.row)
-            positions.append(req.planned)
             self._rows.append(LaunchedRow(req, req.epoch, req.planned, req.planned + 1, is_extend=False, sample=True))
             req.planned += 1
             req.kv.kv_committed_len = req.planned
             req.pending += 1
         self._ids.append(np.array(ids, dtype=np.int32))
-        self._slots.append(self._state.kv.slots_at(np.array(rows, dtype=np.int32), np.array(positions, dtype=np.int32)))
 
     def freeze(self) -> StepPlan:
         """The plan; also noted as launched. The caller must submit it."""
-        state, rows = self._state, self._rows
-        starts = [r.start for r in rows]
-        lens = [r.stop - r.start for r in rows]
+        state, rows, kv = self._state, self._rows, self._state.kv
+        lens = np.array([r.stop - r.start for r in rows], dtype=np.int32)
+        pool_rows = np.array([r.req.kv.row for r in rows], dtype=np.int32)
+        starts = np.array([r.start for r in rows], dtype=np.int32)
+        if self._num_extend:
+            positions, token_rows = np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in rows]), np.repeat(pool_rows, lens)
+        else:
+            positions, token_rows = starts, pool_rows
         plan = StepPlan(
             step=state.step,
             mode=self._mode(),
             rids=tuple(r.req.rid for r in rows),
             epochs=np.array([r.epoch for r in rows], dtype=np.int32),
-            pool_rows=np.array([r.req.kv.row for r in rows], dtype=np.int32),
-            prefix_lens=np.array(starts, dtype=np.int32),
-            extend_lens=np.array(lens, dtype=np.int32),
+            pool_rows=pool_rows,
+            prefix_lens=starts,
+            extend_lens=lens,
             sample=np.array([r.sample for r in rows], dtype=np.bool_),
             input_ids=np.concatenate(self._ids),
-            positions=np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in rows]),
-            out_cache_loc=np.concatenate(self._slots),
-            page_deltas=state.kv.take_deltas(),
+            positions=positions,
+            out_cache_loc=kv.slots_at(token_rows, positions),
+            page_deltas=kv.take_deltas(),
             row_inits=tuple(self._inits),
+            window_deltas=kv.take_window_deltas(),
+            out_window_loc=kv.window_slots_at(token_rows, positions),
+            state_ops=kv.take_state_ops(),
+            state_slots=kv.state_slots([r.req for r in rows]),
         )
+        for row in rows[: self._num_extend]:
+            kv.snapshot(row.req)
         state.step += 1
         state.in_flight.append(LaunchedStep(plan, tuple(rows)))
         state.plan_log.append(plan)

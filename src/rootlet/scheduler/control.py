@@ -283,4 +283,9 @@ def plan_line(plan: StepPlan) -> str:
     """One plan as one line; equal plans give equal lines (I11)."""
     ends, marks = plan.seq_lens, ["s" if drawn else "" for drawn in plan.sample]
     rows = [f"{rid}.{plan.epochs[b]}@{plan.pool_rows[b]}[{plan.prefix_lens[b]},{ends[b]}){marks[b]}" for b, rid in enumerate(plan.rids)]
-    return f"{plan.step} {plan.mode.name} {' '.join(rows)} -> {plan.out_cache_loc.tolist()}"
+    line = f"{plan.step} {plan.mode.name} {' '.join(rows)} -> {plan.out_cache_loc.tolist()}"
+    if plan.out_window_loc is not None:
+        line += f" window {plan.out_window_loc.tolist()}"
+    if plan.state_slots is not None:
+        line += f" states {plan.state_slots.tolist()}" + "".join(f" {op.dst}<-{op.src}" for op in plan.state_ops)
+    return line

@@ -101,6 +101,22 @@ def check_i6_plan(state: SchedulerState, plan: StepPlan) -> None:
     assert 0 not in named, "I6 the padding page is written"
     free = named & set(state.kv.allocator.free_pages().tolist())
     assert not free, f"I6 plan {plan.step} writes free pages {sorted(free)}"
+    _check_i6_others(state, plan)
+
+
+def _check_i6_others(state: SchedulerState, plan: StepPlan) -> None:
+    window, states = state.kv.cache.window, state.kv.cache.states
+    if window is not None and plan.out_window_loc is not None:
+        slots = plan.out_window_loc.tolist()
+        assert len(set(slots)) == len(slots), f"I6 a window slot twice: {slots}"
+        named = {slot // state.limits.page_size for slot in slots}
+        free = named & {0, *window.allocator.pages.free_pages().tolist()}
+        assert not free, f"I6 plan {plan.step} writes window pages {sorted(free)}, which are free"
+    if states is not None and plan.state_slots is not None:
+        held = plan.state_slots.tolist()
+        assert len(set(held)) == len(held), f"I6 a state slot twice: {held}"
+        free = set(held) & {0, *states.allocator.pool.free_pages().tolist()}
+        assert not free, f"I6 plan {plan.step} writes state slots {sorted(free)}, which are free"
 
 
 def check_i8_progress(state: SchedulerState, plan: StepPlan | None) -> None:
@@ -127,4 +143,9 @@ def check_i10_idle(state: SchedulerState) -> None:
     cache = state.kv.cache
     assert cache.protected_pages == 0 or len(state.pins), f"I10 idle, {cache.protected_pages} pages are protected"
     assert cache.available_pages + cache.protected_pages == state.kv.num_pages, f"I10 idle, {state.kv.ledger()}"
+    keeper = cache.keeper
+    for component in cache.core.others:
+        lost = keeper.pools[component.name].num_pages - keeper.available(component.name) - component.protected
+        assert lost == 0, f"I10 idle, {lost} units of {component.name} belong to nobody"
+        assert component.protected == 0 or len(state.pins), f"I10 idle, {component.protected} units of {component.name} are held"
     assert state.kv.req_to_token.num_held == 0, f"I10 idle, {state.kv.req_to_token.num_held} rows are held"

@@ -1,6 +1,8 @@
 """Who holds which KV: the only place of the scheduler that talks to the cache and the page table (the owner of both is their own room).
 
-Pages of the whole prompt are taken at admission, so a chunk never runs short half-way; decoding takes a page when it crosses a page edge.
+Pages of the whole prompt are taken at admission, so a chunk never runs short half-way; decoding takes a page when it crosses a page edge. Models
+with windows take window pages chunk by chunk, and give back what no later token reads before each step; models with states hold one working
+state for each running request, and keep a copy of it where a chunk ends on the grid.
 Freed rows and pages may be handed out at once: executors run plans in order and page tables change only with the plans, so whoever gets them
 next is ordered after the last plan that named them (architecture D2; scheduler.md 3.1, O6, O7).
 """
@@ -13,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.registry import build_cache
 from rootlet.cache.types import MatchResult, RadixKey, ReqKvInfo, TreeLock
 from rootlet.config.schema import CacheArgs
-from rootlet.core.step import Capacity, IntArray, PageDelta
-from rootlet.scheduler.budget import ceil_pages
+from rootlet.core.step import Capacity, IntArray, PageDelta, StateOp
+from rootlet.scheduler.budget import ENDLESS, Room, ceil_pages, own_window_pages
 from rootlet.scheduler.req import Req
 
 
@@ -42,6 +45,54 @@ class KvOwner:
         self.enabled = args.prefix_cache
         self.cache = build_cache(args, capacity)
         self.allocator, self.req_to_token = self.cache.allocator, self.cache.req_to_token
+        self._window, self._states = self.cache.window, self.cache.states
+
+    # ---- what there is -----------------------------------------------------------------------------------------------------------------
+
+    def room(self) -> Room:
+        """What could be handed out now: free and evictable."""
+        if self._window is None and self._states is None:
+            return Room(self.cache.available_pages)
+        available = self.cache.keeper.available
+        return Room(
+            self.cache.available_pages,
+            ENDLESS if self._window is None else available(self._window.component.name),
+            ENDLESS if self._states is None else available(self._states.component.name),
+        )
+
+    def room_without(self, reqs: Sequence[Req]) -> Room:
+        """`room` if these requests were released. Changes nothing."""
+        pages = window_pages = states = 0
+        held = [req.kv.lock and (req.kv.lock.window_from is not None, req.kv.lock.holds_state) for req in reqs]
+        for req in reqs:
+            kv = req.kv
+            pages += ceil_pages(kv.kv_allocated_len, self.page_size) - kv.cache_protected_len // self.page_size
+            window_pages += max(own_window_pages(req, self.page_size), 0)
+            states += len(kv.snapshots) + (kv.state_slot is not None)
+            if kv.lock is not None:
+                self.cache.dec_lock_ref(kv.lock)
+        room = self.room()
+        for req, before in zip(reqs, held, strict=True):
+            if req.kv.lock is not None and before is not None:
+                req.kv.lock = self._lock_again(req.kv.lock.node, *before)
+        return Room(room.pages + pages, room.window_pages + window_pages, room.states + states)
+
+    def _lock_again(self, node: UnifiedTreeNode, window: bool, state: bool) -> TreeLock:
+        """A lock as it was before it was released: its holder may have let `window` or `state` go."""
+        lock = self.cache.inc_lock_ref(node)
+        if self._window is not None and not window:
+            self._window.component.let_go(lock)
+        if self._states is not None and not state:
+            self._states.component.let_go(lock)
+        return lock
+
+    def ledger(self) -> dict[str, int]:
+        """Pages by owner; they add up to the pool (I1)."""
+        free, evictable, protected = self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages
+        private = self.num_pages - free - evictable - protected
+        return {"total": self.num_pages, "free": free, "evictable": evictable, "protected": protected, "private": private}
+
+    # ---- admission ---------------------------------------------------------------------------------------------------------------------
 
     def probe(self, req: Req) -> int:
         """Tokens that a match would give now; touches nothing."""
@@ -49,8 +100,7 @@ class KvOwner:
 
     def match(self, req: Req) -> LockedMatch:
         """Longest cached prefix, locked. Caller must `admit` or `unlock` it."""
-        match = self.cache.match_prefix(req.key(req.num_tokens, limit=req.match_limit()))
-        return LockedMatch(match, self.cache.inc_lock_ref(match.last_device_node))
+        return self.lock_prefix(req.key(req.num_tokens, limit=0 if req.cold else req.match_limit()))
 
     def lock_prefix(self, key: RadixKey) -> LockedMatch:
         """As `match`, for a prefix that is no request's."""
@@ -61,7 +111,7 @@ class KvOwner:
         self.cache.dec_lock_ref(locked.lock)
 
     def admit(self, req: Req, locked: LockedMatch) -> None:
-        """Give `req` a row: the matched pages (borrowed, the lock becomes the request's) and fresh ones up to `req.num_tokens`."""
+        """Give `req` a row: the matched pages (borrowed, the lock becomes the request's), fresh ones up to `req.num_tokens`, and a state."""
         assert req.kv.row is None, f"I3 {req.rid} already holds row {req.kv.row}"
         row = self.req_to_token.alloc_row()
         assert row is not None, "admission counted rows wrongly"
@@ -71,8 +121,19 @@ class KvOwner:
         kv.cache_protected_len = kv.kv_committed_len = kv.kv_allocated_len = locked.prefix_len
         if prefix_pages:
             self.req_to_token.write(row, 0, locked.match.pages)
+        if self._window is not None:
+            self._window.open(kv, locked.match.window_pages)
+        if self._states is not None:
+            opened = self._states.open(kv, locked.lock.node)
+            assert opened, "admission promised a state slot, and there is none"
+            self._let_state_go(kv)
         self._take(kv, ceil_pages(req.num_tokens, self.page_size) - prefix_pages)
         kv.kv_allocated_len = req.num_tokens
+
+    def _let_state_go(self, kv: ReqKvInfo) -> None:
+        """The request goes on with a copy: the tree's state under its lock may be evicted."""
+        if self._states is not None and kv.lock is not None:
+            self._states.component.let_go(kv.lock)
 
     def _take(self, kv: ReqKvInfo, num_pages: int) -> None:
         if num_pages <= 0:
@@ -82,18 +143,60 @@ class KvOwner:
         assert kv.row is not None
         self.req_to_token.write(kv.row, ceil_pages(kv.kv_allocated_len, self.page_size), pages)
 
+    # ---- each step ---------------------------------------------------------------------------------------------------------------------
+
+    def slide(self, req: Req) -> None:
+        """Before the positions from `req.planned` on are planned: give back the window pages that none of them reads."""
+        if self._window is not None:
+            self._window.slide(req.kv, req.planned + 1)
+            self._window.let_go(req.kv)
+
+    def window_pages_for(self, req: Req, stop: int) -> int:
+        """Window pages that are missing for positions up to `stop`."""
+        return 0 if self._window is None else self._window.pages_for(req.kv, stop)
+
+    def grow_window(self, req: Req, stop: int) -> None:
+        """Take them; the caller has counted."""
+        if self._window is not None:
+            grown = self._window.grow(req.kv, stop)
+            assert grown, f"window pages of {req.rid} up to {stop} were counted and are not there"
+
     def pages_for_next(self, req: Req) -> int:
         """Pages that the next decode step of `req` needs (0 or 1); KV length decides, not token length."""
         return ceil_pages(req.planned + 1, self.page_size) - ceil_pages(req.kv.kv_allocated_len, self.page_size)
+
+    def ensure_next(self, reqs: Sequence[Req]) -> Room | None:
+        """Make room for one more token of each; windows slide first. What they need, or None, with nothing evicted, when it is not there."""
+        pages = sum(self.pages_for_next(r) for r in reqs)
+        if self._window is None:
+            return Room(pages, 0, 0) if self.cache.ensure_pages(pages) else None
+        window_pages = 0
+        for req in reqs:
+            self.slide(req)
+            window_pages += self._window.pages_for(req.kv, req.planned + 1)
+        name, keeper = self._window.component.name, self.cache.keeper
+        if window_pages > keeper.available(name) or not self.cache.ensure_pages(pages):
+            return None
+        keeper.ensure(name, window_pages)
+        return Room(pages, window_pages, 0)
 
     def grow(self, req: Req) -> None:
         """Make room for the token at `req.planned`; the caller has ensured the page."""
         self._take(req.kv, self.pages_for_next(req))
         req.kv.kv_allocated_len = max(req.kv.kv_allocated_len, req.planned + 1)
+        self.grow_window(req, req.planned + 1)
+
+    def snapshot(self, req: Req) -> None:
+        """A chunk ends at `req.planned`, in a plan that is made: keep a copy of the state there, if it can be shared and a slot can be had."""
+        if self._states is not None and self.enabled and not req.cold:
+            self._states.snapshot(req.kv)
 
     def checkpoint(self, req: Req, length: int) -> None:
-        """Publish the first `length` tokens (their step has run) while the request goes on; whole pages only."""
+        """Publish the first `length` tokens (their step has run) while the request goes on; whole pages only, with states up to the last one."""
+        if req.cold:
+            return
         self.cache.cache_unfinished_req(req.kv, req.key(length), priority=req.spec.priority)
+        self._let_state_go(req.kv)
 
     def release(self, req: Req, *, publish_len: int | None) -> None:
         """Give back row, lock and private pages; the first `publish_len` tokens go to the tree first (None = nothing does)."""
@@ -104,10 +207,7 @@ class KvOwner:
         else:
             self.cache.cache_finished_req(req.kv, req.key(publish_len), prompt_len=req.prompt_len, priority=req.spec.priority)
 
-    def slots(self, row: int, start: int, stop: int) -> IntArray:
-        """[stop - start] slots of positions [start, stop) of one row."""
-        positions = np.arange(start, stop, dtype=np.int32)
-        return self.slots_at(np.full(stop - start, row, dtype=np.int32), positions)
+    # ---- what a plan carries -----------------------------------------------------------------------------------------------------------
 
     def slots_at(self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> IntArray:
         """[n] slots of position positions[i] of row rows[i]."""
@@ -115,25 +215,24 @@ class KvOwner:
         slots: IntArray = (pages * self.page_size + positions % self.page_size).astype(np.int32)
         return slots
 
+    def window_slots_at(self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> IntArray | None:
+        """The same in the window pool; None without one."""
+        if self._window is None:
+            return None
+        pages = self._window.allocator.table.cells[rows, positions // self.page_size]
+        slots: IntArray = (pages * self.page_size + positions % self.page_size).astype(np.int32)
+        return slots
+
+    def state_slots(self, reqs: Sequence[Req]) -> IntArray | None:
+        """[B] working state of each; None without states."""
+        return None if self._states is None else np.array([req.kv.state_slot for req in reqs], dtype=np.int32)
+
     def take_deltas(self) -> tuple[PageDelta, ...]:
         return self.req_to_token.take_deltas()
 
-    def available_without(self, reqs: Sequence[Req]) -> int:
-        """Pages that would be free or evictable if these requests were released. Changes nothing."""
-        private = 0
-        for req in reqs:
-            kv = req.kv
-            private += ceil_pages(kv.kv_allocated_len, self.page_size) - kv.cache_protected_len // self.page_size
-            if kv.lock is not None:
-                self.cache.dec_lock_ref(kv.lock)
-        pages = self.cache.available_pages + private
-        for req in reqs:
-            if req.kv.lock is not None:
-                req.kv.lock = self.cache.inc_lock_ref(req.kv.lock.node)
-        return pages
+    def take_window_deltas(self) -> tuple[PageDelta, ...]:
+        return () if self._window is None else self._window.allocator.table.take_deltas()
 
-    def ledger(self) -> dict[str, int]:
-        """Pages by owner; they add up to the pool (I1)."""
-        free, evictable, protected = self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages
-        private = self.num_pages - free - evictable - protected
-        return {"total": self.num_pages, "free": free, "evictable": evictable, "protected": protected, "private": private}
+    def take_state_ops(self) -> tuple[StateOp, ...]:
+        """What was asked for since the last plan; what is asked for from now on travels with the next."""
+        return () if self._states is None else self._states.allocator.take_ops()

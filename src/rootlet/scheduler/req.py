@@ -3,6 +3,8 @@
     planned   KV positions that a launched plan has computed or will compute
     outputs   tokens that are known (their results were processed)
     pending   draws that are launched and not yet known
+    branch_at where others part from a cached prefix whose window or state is missing: a chunk ends there, so that the next one hits; 0 = nowhere
+    cold      it could not run beside what it shares: it takes nothing from the cache, and gives to it only at its end
     PREFILL:  planned < fill_len = prompt + outputs at admission
     DECODE :  planned = prompt + outputs + pending - 1          (I4)
 
@@ -99,6 +101,8 @@ class Req:
     pending_chunks: int = 0
     outputs_at_admission: int = 0
     prefill_done: bool = False
+    branch_at: int = 0
+    cold: bool = False
     kv: ReqKvInfo = field(default_factory=ReqKvInfo)
     tenant: Tenant = field(default_factory=Tenant)
     timeline: Timeline = field(default_factory=Timeline)

@@ -229,8 +229,7 @@ class Scheduler:
         rows = self.state.queues.decodable()
         if not rows:
             return None
-        needed = sum(state.kv.pages_for_next(r) for r in rows)
-        if not state.kv.cache.ensure_pages(needed):
+        if state.kv.ensure_next(rows) is None:
             if any(req.ends_in_flight for req in state.queues.decode) or (len(rows) == 1 and state.in_flight):
                 return None  # a result in flight certainly frees pages, or is the last word of the only one left
             rows = self._retract(rows)
@@ -246,14 +245,18 @@ class Scheduler:
     def _retract(self, rows: list[Req]) -> list[Req]:
         """The rows that go on now, their pages ensured."""
         state = self.state
-        outcome = retract_decode(
-            rows, pages_for_next=state.kv.pages_for_next, ensure_pages=state.kv.cache.ensure_pages, retract=lambda r: retract_req(state, r)
-        )
+        outcome = retract_decode(rows, fits=lambda keep: state.kv.ensure_next(keep) is not None, retract=lambda r: retract_req(state, r))
+        if outcome.stuck is not None and state.queues.prefill:
+            retract_req(state, state.queues.prefill[-1])  # who has drawn nothing yet gives way, and computes its prompt again
+            return self._retract([outcome.stuck])
         if outcome.stuck is not None:
             # It has the pool to itself and still does not fit. Intake's clamp rules this out; the server lives on if it is ever wrong.
             if not state.in_flight and state.pins.yield_oldest():
                 return self._retract([outcome.stuck])
-            if not state.in_flight:
+            if not state.in_flight and state.limits.window_peak and not outcome.stuck.cold:
+                outcome.stuck.cold = True  # what it shares of windows leaves it no room: alone it always fits
+                retract_req(state, outcome.stuck)
+            elif not state.in_flight:
                 end_req(state, outcome.stuck, Finish(FinishKind.LENGTH), publish_len=outcome.stuck.num_tokens - 1)
             return []
         survivors = self.state.queues.decodable()
