@@ -27,6 +27,7 @@ def check_cheap(state: SchedulerState) -> None:
 def check_all(state: SchedulerState) -> None:
     check_cheap(state)
     check_i3_containers(state)
+    check_i9_pool(state)
     check_i1_pages_i2_locks(state)
 
 
@@ -127,12 +128,18 @@ def check_i8_progress(state: SchedulerState, plan: StepPlan | None) -> None:
 
 
 def check_i9_limits(state: SchedulerState) -> None:
-    """max_new, context and pool are never exceeded."""
+    """max_new and context are never exceeded."""
     limits = state.limits
     for req in state.queues.holders():
         drawn = len(req.outputs) + req.pending
         assert drawn <= req.spec.max_new, f"I9 {req.rid}: {drawn} draws, max_new is {req.spec.max_new}"
         assert req.planned <= limits.max_context_len, f"I9 {req.rid}: {req.planned} positions, context is {limits.max_context_len}"
+
+
+def check_i9_pool(state: SchedulerState) -> None:
+    """The pool can hold each request until its end. Nothing of it changes while a request lives: intake asserts it once (`clamp_max_new`)."""
+    limits = state.limits
+    for req in state.queues.by_rid.values():
         assert pages_to_finish(req.prompt_len, req.spec.max_new, limits.page_size) <= limits.num_pages, f"I9 {req.rid} can never finish in this pool"
 
 

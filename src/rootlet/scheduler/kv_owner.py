@@ -63,7 +63,7 @@ class KvOwner:
     def room_without(self, reqs: Sequence[Req]) -> Room:
         """`room` if these requests were released. Changes nothing."""
         pages = window_pages = states = 0
-        held = [req.kv.lock and (req.kv.lock.window_from is not None, req.kv.lock.holds_state) for req in reqs]
+        held = [None if req.kv.lock is None else (req.kv.lock.window_from is not None, req.kv.lock.holds_state) for req in reqs]
         for req in reqs:
             kv = req.kv
             pages += ceil_pages(kv.kv_allocated_len, self.page_size) - kv.cache_protected_len // self.page_size
@@ -74,10 +74,10 @@ class KvOwner:
         room = self.room()
         for req, before in zip(reqs, held, strict=True):
             if req.kv.lock is not None and before is not None:
-                req.kv.lock = self._lock_again(req.kv.lock.node, *before)
+                req.kv.lock = self._lock_again(req.kv.lock.node, window=before[0], state=before[1])
         return Room(room.pages + pages, room.window_pages + window_pages, room.states + states)
 
-    def _lock_again(self, node: UnifiedTreeNode, window: bool, state: bool) -> TreeLock:
+    def _lock_again(self, node: UnifiedTreeNode, *, window: bool, state: bool) -> TreeLock:
         """A lock as it was before it was released: its holder may have let `window` or `state` go."""
         lock = self.cache.inc_lock_ref(node)
         if self._window is not None and not window:
@@ -170,10 +170,10 @@ class KvOwner:
         pages = sum(self.pages_for_next(r) for r in reqs)
         if self._window is None:
             return Room(pages, 0, 0) if self.cache.ensure_pages(pages) else None
-        window_pages = 0
-        for req in reqs:
+        entering = [req for req in reqs if self._window.pages_for(req.kv, req.planned + 1)]  # a window moves on by whole pages
+        for req in entering:
             self.slide(req)
-            window_pages += self._window.pages_for(req.kv, req.planned + 1)
+        window_pages = len(entering)
         name, keeper = self._window.component.name, self.cache.keeper
         if window_pages > keeper.available(name) or not self.cache.ensure_pages(pages):
             return None
@@ -193,7 +193,8 @@ class KvOwner:
 
     def checkpoint(self, req: Req, length: int) -> None:
         """Publish the first `length` tokens (their step has run) while the request goes on; whole pages only, with states up to the last one."""
-        if req.cold:
+        if req.cold or not self.enabled:
+            self.slide(req)
             return
         self.cache.cache_unfinished_req(req.kv, req.key(length), priority=req.spec.priority)
         self._let_state_go(req.kv)
