@@ -12,6 +12,7 @@ import numpy as np
 
 from rootlet.core.step import RELAY, IntArray, RowInit, StepPlan
 from rootlet.core.types import ForwardMode, LogprobSpec, Phase
+from rootlet.scheduler.plan_memory import memory_of_plan
 from rootlet.scheduler.prefill_adder import Admitted
 from rootlet.scheduler.req import Req
 from rootlet.scheduler.state import LaunchedRow, LaunchedStep, SchedulerState, note
@@ -65,7 +66,7 @@ class ScheduleBatch:
 
     def freeze(self) -> StepPlan:
         """The plan; also noted as launched. The caller must submit it."""
-        state, rows, kv = self._state, self._rows, self._state.kv
+        state, rows = self._state, self._rows
         lens = np.array([r.stop - r.start for r in rows], dtype=np.int32)
         pool_rows = np.array([r.req.kv.row for r in rows], dtype=np.int32)
         starts = np.array([r.start for r in rows], dtype=np.int32)
@@ -73,6 +74,7 @@ class ScheduleBatch:
             positions, token_rows = np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in rows]), np.repeat(pool_rows, lens)
         else:
             positions, token_rows = starts, pool_rows
+        memory = memory_of_plan(state.kv.cache, [r.req for r in rows], token_rows=token_rows, positions=positions)
         plan = StepPlan(
             step=state.step,
             mode=self._mode(),
@@ -84,16 +86,16 @@ class ScheduleBatch:
             sample=np.array([r.sample for r in rows], dtype=np.bool_),
             input_ids=np.concatenate(self._ids),
             positions=positions,
-            out_cache_loc=kv.slots_at(token_rows, positions),
-            page_deltas=kv.take_deltas(),
+            out_cache_loc=memory.out_cache_loc,
+            page_deltas=memory.page_deltas,
             row_inits=tuple(self._inits),
-            window_deltas=kv.take_window_deltas(),
-            out_window_loc=kv.window_slots_at(token_rows, positions),
-            state_ops=kv.take_state_ops(),
-            state_slots=kv.state_slots([r.req for r in rows]),
+            window_deltas=memory.window_deltas,
+            out_window_loc=memory.out_window_loc,
+            state_ops=memory.state_ops,
+            state_slots=memory.state_slots,
         )
         for row in rows[: self._num_extend]:
-            kv.snapshot(row.req)
+            state.kv.snapshot(row.req)
         state.step += 1
         state.in_flight.append(LaunchedStep(plan, tuple(rows)))
         state.plan_log.append(plan)

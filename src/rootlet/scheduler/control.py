@@ -160,8 +160,7 @@ class Control:
         self._try_flush(now_s)
         if now_s - self._health_s >= HEALTH_PERIOD_S:
             self._health_s = now_s
-            queues = self._state.queues
-            self._send(HealthTick(steps=self._state.step, num_running=queues.num_running, num_waiting=queues.num_queued, busy=len(queues) > 0))
+            self._send(HealthTick(steps=self._state.step))
 
     def _poll_gates(self) -> None:
         for req in list(self._state.queues.gated):

@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.registry import build_cache
 from rootlet.cache.types import MatchResult, RadixKey, ReqKvInfo, TreeLock
 from rootlet.config.schema import CacheArgs
-from rootlet.core.step import Capacity, IntArray, PageDelta, StateOp
-from rootlet.scheduler.budget import ENDLESS, Room, ceil_pages, own_window_pages
+from rootlet.core.step import Capacity
+from rootlet.scheduler.budget import Room, ceil_pages
 from rootlet.scheduler.req import Req
+from rootlet.scheduler.rooms import Rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,45 +43,7 @@ class KvOwner:
         self.cache = build_cache(args, capacity)
         self.allocator, self.req_to_token = self.cache.allocator, self.cache.req_to_token
         self._window, self._states = self.cache.window, self.cache.states
-
-    # ---- what there is -----------------------------------------------------------------------------------------------------------------
-
-    def room(self) -> Room:
-        """What could be handed out now: free and evictable."""
-        if self._window is None and self._states is None:
-            return Room(self.cache.available_pages)
-        available = self.cache.keeper.available
-        return Room(
-            self.cache.available_pages,
-            ENDLESS if self._window is None else available(self._window.component.name),
-            ENDLESS if self._states is None else available(self._states.component.name),
-        )
-
-    def room_without(self, reqs: Sequence[Req]) -> Room:
-        """`room` if these requests were released. Changes nothing."""
-        pages = window_pages = states = 0
-        held = [None if req.kv.lock is None else (req.kv.lock.window_from is not None, req.kv.lock.holds_state) for req in reqs]
-        for req in reqs:
-            kv = req.kv
-            pages += ceil_pages(kv.kv_allocated_len, self.page_size) - kv.cache_protected_len // self.page_size
-            window_pages += max(own_window_pages(req, self.page_size), 0)
-            states += len(kv.snapshots) + (kv.state_slot is not None)
-            if kv.lock is not None:
-                self.cache.dec_lock_ref(kv.lock)
-        room = self.room()
-        for req, before in zip(reqs, held, strict=True):
-            if req.kv.lock is not None and before is not None:
-                req.kv.lock = self._lock_again(req.kv.lock.node, window=before[0], state=before[1])
-        return Room(room.pages + pages, room.window_pages + window_pages, room.states + states)
-
-    def _lock_again(self, node: UnifiedTreeNode, *, window: bool, state: bool) -> TreeLock:
-        """A lock as it was before it was released: its holder may have let `window` or `state` go."""
-        lock = self.cache.inc_lock_ref(node)
-        if self._window is not None and not window:
-            self._window.component.let_go(lock)
-        if self._states is not None and not state:
-            self._states.component.let_go(lock)
-        return lock
+        self.rooms = Rooms(self.cache)
 
     def ledger(self) -> dict[str, int]:
         """Pages by owner; they add up to the pool (I1)."""
@@ -207,33 +166,3 @@ class KvOwner:
             self.cache.release(req.kv)
         else:
             self.cache.cache_finished_req(req.kv, req.key(publish_len), prompt_len=req.prompt_len, priority=req.spec.priority)
-
-    # ---- what a plan carries -----------------------------------------------------------------------------------------------------------
-
-    def slots_at(self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> IntArray:
-        """[n] slots of position positions[i] of row rows[i]."""
-        pages = self.req_to_token.table[rows, positions // self.page_size]
-        slots: IntArray = (pages * self.page_size + positions % self.page_size).astype(np.int32)
-        return slots
-
-    def window_slots_at(self, rows: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]) -> IntArray | None:
-        """The same in the window pool; None without one."""
-        if self._window is None:
-            return None
-        pages = self._window.allocator.table.cells[rows, positions // self.page_size]
-        slots: IntArray = (pages * self.page_size + positions % self.page_size).astype(np.int32)
-        return slots
-
-    def state_slots(self, reqs: Sequence[Req]) -> IntArray | None:
-        """[B] working state of each; None without states."""
-        return None if self._states is None else np.array([req.kv.state_slot for req in reqs], dtype=np.int32)
-
-    def take_deltas(self) -> tuple[PageDelta, ...]:
-        return self.req_to_token.take_deltas()
-
-    def take_window_deltas(self) -> tuple[PageDelta, ...]:
-        return () if self._window is None else self._window.allocator.table.take_deltas()
-
-    def take_state_ops(self) -> tuple[StateOp, ...]:
-        """What was asked for since the last plan; what is asked for from now on travels with the next."""
-        return () if self._states is None else self._states.allocator.take_ops()

@@ -79,7 +79,7 @@ class PrefillAdder:
             return Refused("chunk", self._limits.page_size, room, "a chunk is at least one page")
         self._kv.slide(req)
         own = reserved_window_pages(req, 1.0, self._limits)
-        free = self._kv.room().window_pages - self._budget.mixed_window_pages
+        free = self._kv.rooms.now().window_pages - self._budget.mixed_window_pages
         have = max(free - max(self._budget.reserved_window_pages - own, 0), min(free, 1))
         stop = self._within_window(
             req.planned, stop, (have + ceil_pages(req.kv.window_allocated_len, self._limits.page_size)) * self._limits.page_size
@@ -97,7 +97,7 @@ class PrefillAdder:
         req.branch_at = locked.match.branch_at or 0
         fill_len, prefix_len = req.num_tokens, locked.prefix_len
         need = self._needed(req, prefix_len)
-        have = Room(*(a - b for a, b in zip(astuple(self._kv.room()), (budget.reserved_pages, budget.reserved_window_pages, 0), strict=True)))
+        have = Room(*(a - b for a, b in zip(astuple(self._kv.rooms.now()), (budget.reserved_pages, budget.reserved_window_pages, 0), strict=True)))
         stop = self._first_stop(req, prefix_len, have)
         refused = self._short(need, have) or (stop if isinstance(stop, Refused) else None)
         if refused is not None or isinstance(stop, Refused):
@@ -118,7 +118,7 @@ class PrefillAdder:
         if budget.num_rows + len(without) <= 0 or self._step_is_full() is not None:
             return False
         locked = self._kv.match(req)
-        room = self._kv.room_without(without)
+        room = self._kv.rooms.without(without)
         have = Room(
             room.pages - budget.reserved_pages + sum(reserved_pages(r, ratio, page) for r in without),
             room.window_pages - budget.reserved_window_pages + sum(reserved_window_pages(r, ratio, self._limits) for r in without),

@@ -70,11 +70,15 @@ class Scheduler:
         clock: Clock,
         sinks: Sinks,
         check: bool = False,
+        retract_every: int = 0,
     ) -> None:
-        """`check`: recompute every invariant after every tick. Raises `BadConfig` for knobs under which no prompt could ever run."""
+        """`check`: recompute every invariant after every tick; `retract_every`: for tests, retract somebody every so many decode steps.
+
+        Raises `BadConfig` for knobs under which no prompt could ever run."""
         self.executor = executor
         self._args = scheduler_args
         self._check = check
+        self._retract_every = retract_every
         self._decodes_since_forced = 0
         capacity, counters, queues = executor.capacity, Counters(), Queues()
         kv = KvOwner(capacity, cache_args)
@@ -264,8 +268,7 @@ class Scheduler:
         return survivors
 
     def _force_retraction(self) -> None:
-        """Test hook `retract_every`."""
-        every = self._args.retract_every
+        every = self._retract_every
         victim = forced_victim(self.state.queues.decode) if 0 < every <= self._decodes_since_forced else None
         if victim is not None:
             self._decodes_since_forced = 0
@@ -278,8 +281,3 @@ class Scheduler:
         commit(self.state, result)
         self._end_turn()
         invariants.check_cheap(self.state)
-
-    def fail_all(self, message: str) -> None:
-        """The executor is lost as a whole: every request gets its terminal message. For the process main, which then ends."""
-        self.control.end_all(Finish(FinishKind.ERROR, status=503, code="engine_dead", message=message))
-        self.state.outbox.flush()

@@ -17,7 +17,7 @@ from rootlet.core.hash_lm import MODES
 from rootlet.core.step import StepPlan
 from rootlet.core.types import Phase
 from rootlet.ipc.messages import AbortReq
-from rootlet.scheduler.kv_owner import KvOwner
+from rootlet.memory.state_allocator import StateAllocator
 from rootlet.scheduler.state import retract_req
 
 OTHERS = [parts for parts in PARTS if parts != "full"]
@@ -194,8 +194,8 @@ def broken(parts: str, **options: Any) -> None:
 
 
 def test_a_copy_that_is_missed_gives_a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = KvOwner.take_state_ops
-    monkeypatch.setattr(KvOwner, "take_state_ops", lambda self: tuple(op for op in take(self) if not op.src))
+    take = StateAllocator.take_ops
+    monkeypatch.setattr(StateAllocator, "take_ops", lambda self: tuple(op for op in take(self) if not op.src))
     with pytest.raises(AssertionError, match=r"^[abc]"):
         broken("full+mamba")
 
