@@ -69,8 +69,15 @@ class UnifiedTreeCore:
 
     def match_len(self, key: RadixKey) -> int:
         """Tokens of the longest cached prefix, whole pages. Changes nothing. One memcmp an edge."""
-        node, partial, common = self._walk(self._root_of(key), key.data, self._limit(key))
-        return _accepted(node, partial, common, self.others)[1] if self.others else node.end + common
+        return self.match_len_from(key, None)[0]
+
+    def match_len_from(self, key: RadixKey, hint: UnifiedTreeNode | None) -> tuple[int, UnifiedTreeNode]:
+        """`match_len`, and the deepest node that ends on the way. `hint`: that node of an earlier call for a beginning of the same sequence, from
+        which the walk goes on if it is still in the tree."""
+        limit = self._limit(key)
+        start = hint if hint is not None and hint.alive and hint.parent is not None and hint.end * keys.UNIT_BYTES <= limit else self._root_of(key)
+        node, partial, common = self._walk(start, key.data, limit)
+        return (_accepted(node, partial, common, self.others)[1] if self.others else node.end + common), node
 
     def match(self, key: RadixKey) -> UnifiedTreeNode:
         """The node that ends the longest cached prefix, which is split off if it ends inside an edge. Stamps it."""
@@ -232,8 +239,9 @@ class UnifiedTreeCore:
         return keys.floor_len(len(key), self.page_size) * keys.UNIT_BYTES
 
     def _walk(self, root: UnifiedTreeNode, data: bytes, limit: int) -> tuple[UnifiedTreeNode, UnifiedTreeNode | None, int]:
-        """(deepest node whose end is a prefix of data[:limit], child that goes on with part of its edge or None, tokens of that part)."""
-        node, at, page_bytes = root, 0, self._page_bytes
+        """(deepest node whose end is a prefix of data[:limit], child that goes on with part of its edge or None, tokens of that part). `root` = the
+        key's, or a node that is known to be on its path."""
+        node, at, page_bytes = root, root.end * keys.UNIT_BYTES, self._page_bytes
         while at < limit:
             child = node.children.get(data[at : at + page_bytes])
             if child is None:

@@ -115,6 +115,11 @@ class UnifiedRadixCache:
         """Tokens of the longest cached prefix of `key`, whole pages. Read-only: no split, no recency. One memcmp an edge."""
         return self.core.match_len(key)
 
+    def probe_from(self, key: RadixKey, hint: UnifiedTreeNode | None) -> tuple[int, UnifiedTreeNode]:
+        """`probe`, and a node to give as `hint` to the next call for the same sequence, which may have grown: what was matched before is not compared
+        again. None or a node that has gone since: from the root."""
+        return self.core.match_len_from(key, hint)
+
     def match_prefix(self, key: RadixKey) -> MatchResult:
         """The longest cached prefix, for admission: ends a node (splitting one if need be) and counts as a use.
 

@@ -55,7 +55,8 @@ class KvOwner:
 
     def probe(self, req: Req) -> int:
         """Tokens that a match would give now; touches nothing."""
-        return self.cache.probe(req.key(req.num_tokens, limit=req.match_limit()))
+        length, req.probed = self.cache.probe_from(req.key(req.num_tokens, limit=req.match_limit()), req.probed)
+        return length
 
     def match(self, req: Req) -> LockedMatch:
         """Longest cached prefix, locked. Caller must `admit` or `unlock` it."""
