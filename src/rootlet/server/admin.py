@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from rootlet.core.errors import InvalidValue, NotFound, RootletError
+from rootlet.core.ids import MAX_WIRE_RID_CHARS
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.frontend.types import GenerateReq
 from rootlet.metrics.prometheus import CONTENT_TYPE, render
@@ -140,7 +141,7 @@ async def flush_cache(context: ServerContext, request: Request) -> Response:
 
 def abort_request(context: ServerContext, fields: Fields) -> Response:
     """Ends one request by its exact id, or all. An unknown id is not an error: it may just have finished."""
-    rid = fields.string("rid", max_chars=256)
+    rid = fields.string("rid", max_chars=MAX_WIRE_RID_CHARS)
     abort_all = fields.boolean("abort_all")
     if not rid and not abort_all:
         raise InvalidValue("rid", "rid is required: the id of a request, or abort_all: true")
