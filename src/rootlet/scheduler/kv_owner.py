@@ -90,12 +90,15 @@ class KvOwner:
 
     def pages_for_next(self, req: Req) -> int:
         """Pages that the next decode step of `req` needs (0 or 1); KV length decides, not token length."""
-        return ceil_pages(req.planned + 1, self.page_size) - ceil_pages(req.kv.kv_allocated_len, self.page_size)
+        size = self.page_size  # written out: once a row and step
+        return -(-(req.planned + 1) // size) - -(-req.kv.kv_allocated_len // size)
 
     def grow(self, req: Req) -> None:
         """Make room for the token at `req.planned`; the caller has ensured the page."""
-        self._take(req.kv, self.pages_for_next(req))
-        req.kv.kv_allocated_len = max(req.kv.kv_allocated_len, req.planned + 1)
+        kv, end = req.kv, req.planned + 1
+        if end > kv.kv_allocated_len:
+            self._take(kv, self.pages_for_next(req))
+            kv.kv_allocated_len = end
 
     def checkpoint(self, req: Req, length: int) -> None:
         """Publish the first `length` tokens (their step has run) while the request goes on; whole pages only."""
