@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rootlet.cache.events import AllBlocksCleared, EventRecorder, EventSink
 from rootlet.cache.registry import build_cache
-from rootlet.cache.types import MatchResult, RadixKey, ReqKvInfo, TreeLock
+from rootlet.cache.types import EvictReason, MatchResult, RadixKey, ReqKvInfo, TreeLock
 from rootlet.config.schema import CacheArgs
 from rootlet.core.step import Capacity, IntArray, PageDelta
 from rootlet.scheduler.budget import ceil_pages
@@ -72,18 +72,18 @@ class KvOwner:
         row = self.req_to_token.alloc_row()
         assert row is not None, "admission counted rows wrongly"
         kv, prefix_pages = req.kv, locked.prefix_len // self.page_size
-        kv.row, kv.lock, kv.last_node = row, locked.lock, locked.match.last_device_node
+        kv.row, kv.lock = row, locked.lock
         # cache_inserted_len stays 0: the first insert counts this request's use of the matched nodes too (lfu, slru).
         kv.cache_protected_len = kv.kv_committed_len = kv.kv_allocated_len = locked.prefix_len
         if prefix_pages:
             self.req_to_token.write(row, 0, locked.match.pages)
-        self._take(kv, ceil_pages(req.num_tokens, self.page_size) - prefix_pages)
+        self._take(kv, ceil_pages(req.num_tokens, self.page_size) - prefix_pages, EvictReason.ADMISSION)
         kv.kv_allocated_len = req.num_tokens
 
-    def _take(self, kv: ReqKvInfo, num_pages: int) -> None:
+    def _take(self, kv: ReqKvInfo, num_pages: int, reason: EvictReason) -> None:
         if num_pages <= 0:
             return
-        pages = self.cache.alloc_pages(num_pages)
+        pages = self.cache.alloc_pages(num_pages, reason=reason)
         assert pages is not None, f"admission promised {num_pages} pages, the pool has {self.cache.available_pages}"
         assert kv.row is not None
         self.req_to_token.write(kv.row, ceil_pages(kv.kv_allocated_len, self.page_size), pages)
@@ -97,7 +97,7 @@ class KvOwner:
         """Make room for the token at `req.planned`; the caller has ensured the page."""
         kv, end = req.kv, req.planned + 1
         if end > kv.kv_allocated_len:
-            self._take(kv, self.pages_for_next(req))
+            self._take(kv, self.pages_for_next(req), EvictReason.GROWTH)
             kv.kv_allocated_len = end
 
     def checkpoint(self, req: Req, length: int) -> None:
@@ -152,7 +152,5 @@ class KvOwner:
         return {} if self._sink is None else self._sink.stats()
 
     def ledger(self) -> dict[str, int]:
-        """Pages by owner; they add up to the pool (I1)."""
-        free, evictable, protected = self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages
-        private = self.num_pages - free - evictable - protected
-        return {"total": self.num_pages, "free": free, "evictable": evictable, "protected": protected, "private": private}
+        """Pages by owner, each counted by itself; they add up to the pool (I1), or `leaked` says by how many they miss it."""
+        return self.cache.keeper.ledger(self.cache.full.name).dump()
