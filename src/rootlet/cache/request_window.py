@@ -17,7 +17,7 @@ from rootlet.cache.components.swa import SWAComponent
 from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.tree_core import UnifiedTreeCore
-from rootlet.cache.types import NO_PAGES, PageArray, ReqKvInfo
+from rootlet.cache.types import NO_PAGES, EvictReason, PageArray, ReqKvInfo
 from rootlet.memory.swa_allocator import SWAAllocator
 
 
@@ -34,6 +34,11 @@ class RequestWindow:
         self.allocator = allocator
         self.keep_len = component.leaf_len if sharing else component.window_len
 
+    @property
+    def private_pages(self) -> int:
+        """Window pages in the hands of requests."""
+        return self._keeper.private[self.component.name]
+
     def open(self, kv: ReqKvInfo, pages: PageArray | None) -> None:
         """A request that holds its row and the lock of a match starts with the match's `window_pages`."""
         assert kv.row is not None, f"R5: {kv} holds no row"
@@ -44,16 +49,17 @@ class RequestWindow:
         """Window pages that are missing for positions up to `length`."""
         return max(0, keys.num_pages(length, self._page_size) - keys.num_pages(kv.window_allocated_len, self._page_size))
 
-    def grow(self, kv: ReqKvInfo, length: int) -> bool:
+    def grow(self, kv: ReqKvInfo, length: int, reason: EvictReason) -> bool:
         """Window pages up to position `length`, written to the row: all, or none and False. May evict. `kv` owns them."""
         assert kv.row is not None, f"R5: {kv} holds no row"
         missing = self.pages_for(kv, length)
-        if not self._keeper.ensure(self.component.name, missing):
+        if not self._keeper.ensure(self.component.name, missing, reason):
             return False
         if missing:
             have = keys.num_pages(kv.window_allocated_len, self._page_size)
             taken = self.allocator.take(kv.row, have, have + missing)
             assert taken, f"E4: {missing} window pages were free just now"
+            self._keeper.private[self.component.name] += missing
         kv.window_allocated_len = max(kv.window_allocated_len, length)
         return True
 
@@ -70,6 +76,7 @@ class RequestWindow:
         start, _ = self.own_range(kv)
         if target > start * self._page_size:
             self.allocator.give_back(kv.row, start, target // self._page_size)
+            self._keeper.private[self.component.name] -= target // self._page_size - start
             kv.window_released_len = target
 
     def commit(self, kv: ReqKvInfo, node: UnifiedTreeNode) -> tuple[CacheAction, ...]:
@@ -87,6 +94,7 @@ class RequestWindow:
         for at in _path(node, start):
             first = (max(at.start, own_from) - start) // size
             part = slice((at.start - start) // size, (at.end - start) // size)
+            self._keeper.private[self.component.name] -= max(0, part.stop - first)
             if at.swa_pages is not None:
                 if first < part.stop:
                     actions.append(FreePages(self.component.name, cells[first : part.stop].copy()))
@@ -114,7 +122,7 @@ class RequestWindow:
     def close(self, kv: ReqKvInfo) -> None:
         """Free the request's own window pages."""
         assert kv.row is not None, f"R5: second release of {kv}"
-        self._keeper.pools[self.component.name].free(self.allocator.table.pages(kv.row, *self.own_range(kv)))
+        self._keeper.give_back(self.component.name, self.allocator.table.pages(kv.row, *self.own_range(kv)))
         kv.window_released_len = kv.window_allocated_len = 0
 
 

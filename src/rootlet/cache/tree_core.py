@@ -67,13 +67,12 @@ class UnifiedTreeCore:
 
     # ---- match -----------------------------------------------------------------------------------------------------------------------
 
-    def match_len(self, key: RadixKey) -> int:
-        """Tokens of the longest cached prefix, whole pages. Changes nothing. One memcmp an edge."""
-        return self.match_len_from(key, None)[0]
+    def match_len(self, key: RadixKey, hint: UnifiedTreeNode | None = None) -> tuple[int, UnifiedTreeNode]:
+        """Tokens of the longest cached prefix, whole pages, and the deepest node that ends on the way. Changes nothing. One memcmp an edge.
 
-    def match_len_from(self, key: RadixKey, hint: UnifiedTreeNode | None) -> tuple[int, UnifiedTreeNode]:
-        """`match_len`, and the deepest node that ends on the way. `hint`: that node of an earlier call for a beginning of the same sequence, from
-        which the walk goes on if it is still in the tree."""
+        `hint`: that node of an earlier call for a beginning of the same sequence; if it is still in the tree, what was compared is not compared
+        again.
+        """
         limit = self._limit(key)
         start = hint if hint is not None and hint.alive and hint.parent is not None and hint.end * keys.UNIT_BYTES <= limit else self._root_of(key)
         node, partial, common = self._walk(start, key.data, limit)

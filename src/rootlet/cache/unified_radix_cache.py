@@ -38,7 +38,7 @@ from rootlet.cache.publish import Publisher
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
 from rootlet.cache.tree_core import UnifiedTreeCore
-from rootlet.cache.types import MatchResult, PageArray, RadixKey, ReqKvInfo, TreeLock
+from rootlet.cache.types import EvictReason, MatchResult, PageArray, RadixKey, ReqKvInfo, TreeLock
 from rootlet.memory.page_allocator import PageAllocator
 from rootlet.memory.req_to_token import ReqToTokenPool
 from rootlet.memory.state_allocator import StateAllocator
@@ -113,12 +113,7 @@ class UnifiedRadixCache:
 
     def probe(self, key: RadixKey) -> int:
         """Tokens of the longest cached prefix of `key`, whole pages. Read-only: no split, no recency. One memcmp an edge."""
-        return self.core.match_len(key)
-
-    def probe_from(self, key: RadixKey, hint: UnifiedTreeNode | None) -> tuple[int, UnifiedTreeNode]:
-        """`probe`, and a node to give as `hint` to the next call for the same sequence, which may have grown: what was matched before is not compared
-        again. None or a node that has gone since: from the root."""
-        return self.core.match_len_from(key, hint)
+        return self.core.match_len(key)[0]
 
     def match_prefix(self, key: RadixKey) -> MatchResult:
         """The longest cached prefix, for admission: ends a node (splitting one if need be) and counts as a use.
@@ -145,15 +140,15 @@ class UnifiedRadixCache:
 
     # ---- pages -------------------------------------------------------------------------------------------------------------------------
 
-    def ensure_pages(self, n: int) -> bool:
+    def ensure_pages(self, n: int, *, reason: EvictReason = EvictReason.REQUESTED) -> bool:
         """Evict just as many KV pages as are missing for `n` free ones. False when that cannot be, and then nothing was evicted."""
-        return self.keeper.ensure(self.full.name, n)
+        return self.keeper.ensure(self.full.name, n, reason)
 
-    def alloc_pages(self, n: int) -> PageArray | None:
-        """`n` KV pages, int32, which the caller owns from now on; None, and nothing evicted, when there are not so many."""
-        return self.keeper.alloc(self.full.name, n)
+    def alloc_pages(self, n: int, *, reason: EvictReason = EvictReason.ADMISSION) -> PageArray | None:
+        """`n` KV pages, int32, which the caller writes to the row of a request; None, and nothing evicted, when there are not so many."""
+        return self.keeper.alloc(self.full.name, n, reason)
 
-    def grow(self, kv: ReqKvInfo, length: int) -> bool:
+    def grow(self, kv: ReqKvInfo, length: int, *, reason: EvictReason = EvictReason.GROWTH) -> bool:
         """Pages of every kind for positions [0, length), written to the row: all, or none and False. `kv` owns them."""
         assert kv.row is not None, f"R5: {kv} holds no row"
         have, need = keys.num_pages(kv.kv_allocated_len, self.page_size), keys.num_pages(length, self.page_size)
@@ -161,12 +156,12 @@ class UnifiedRadixCache:
         if missing and self.window is not None and missing > self.keeper.available(self.window.component.name):
             return False
         if have < need:
-            pages = self.alloc_pages(need - have)  # leaves first: they take their window pages along
+            pages = self.alloc_pages(need - have, reason=reason)  # leaves first: they take their window pages along
             if pages is None:
                 return False
             self.req_to_token.write(kv.row, have, pages)
         if missing and self.window is not None:
-            grown = self.window.grow(kv, length)
+            grown = self.window.grow(kv, length, reason)
             assert grown, "E4: window pages were to be had just now"
         kv.kv_allocated_len = max(kv.kv_allocated_len, length)
         return True
@@ -209,7 +204,7 @@ class UnifiedRadixCache:
         if self.core.num_locks or self.req_to_token.num_held or any(self.keeper.available(name) < pool.num_pages for name, pool in pools.items()):
             return False
         recorder, self.keeper.recorder = self.keeper.recorder, None  # one event for all, not one a node
-        self.ensure_pages(self.allocator.num_pages)
+        self.ensure_pages(self.allocator.num_pages, reason=EvictReason.FLUSH)
         self.keeper.recorder = recorder
         if recorder is not None:
             recorder.record(AllBlocksCleared())
@@ -230,7 +225,7 @@ class UnifiedRadixCache:
             "free_pages": self.free_pages,
             "evictable_pages": self.evictable_pages,
             "protected_pages": self.protected_pages,
-            "private_pages": total - self.available_pages - self.protected_pages,
+            "private_pages": self.keeper.private[self.full.name],
             "usage": 1.0 - self.available_pages / total if total else 0.0,
             "nodes": self.core.num_nodes,
             "namespaces": len(self.core.roots),
@@ -240,7 +235,7 @@ class UnifiedRadixCache:
             **self._counters,
             "adopted_pages": self._publisher.adopted_pages,
             "duplicate_pages": self._publisher.duplicate_pages,
-            "evicted_pages": self.keeper.evicted[self.full.name],
+            "evicted_pages": self.keeper.evicted(self.full.name),
             **self.keeper.stats_of_others(),
         }
 

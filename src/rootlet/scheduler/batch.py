@@ -12,10 +12,13 @@ import numpy as np
 
 from rootlet.core.step import RELAY, IntArray, RowInit, StepPlan
 from rootlet.core.types import ForwardMode, LogprobSpec, Phase
+from rootlet.scheduler.decode_run import DecodeRun
 from rootlet.scheduler.plan_memory import memory_of_plan
 from rootlet.scheduler.prefill_adder import Admitted
 from rootlet.scheduler.req import Req
 from rootlet.scheduler.state import LaunchedRow, LaunchedStep, SchedulerState, note
+
+_NONE = np.empty(0, dtype=np.int32)
 
 
 class ScheduleBatch:
@@ -26,6 +29,8 @@ class ScheduleBatch:
         self._rows: list[LaunchedRow] = []
         self._inits: list[RowInit] = []
         self._ids: list[IntArray] = []
+        self._positions: IntArray = _NONE
+        self._run: DecodeRun | None = None
         self._num_extend = 0
 
     def prepare_for_extend(self, chunks: Sequence[Admitted]) -> None:
@@ -54,34 +59,70 @@ class ScheduleBatch:
         """One token for each; pages were ensured by the caller."""
         if not reqs:
             return
-        ids = []
+        state, launched = self._state, self._rows
+        ids, positions = [], []
         for req in reqs:
-            self._state.kv.grow(req)
+            state.kv.grow(req)
+            start = req.planned
             ids.append(req.outputs[-1] if req.pending == 0 else RELAY)
-            self._rows.append(LaunchedRow(req, req.epoch, req.planned, req.planned + 1, is_extend=False, sample=True))
-            req.planned += 1
-            req.kv.kv_committed_len = req.planned
+            positions.append(start)
+            launched.append(LaunchedRow(req, req.epoch, start, start + 1, is_extend=False, sample=True))
+            req.planned = req.kv.kv_committed_len = start + 1
             req.pending += 1
+        run = state.decode_run
+        if run is None or not run.covers(reqs):
+            run = state.decode_run = DecodeRun(reqs)
+        self._run = run
         self._ids.append(np.array(ids, dtype=np.int32))
+        self._positions = np.array(positions, dtype=np.int32)
 
     def freeze(self) -> StepPlan:
         """The plan; also noted as launched. The caller must submit it."""
+        plan = self._decode_plan(self._run) if self._run is not None and not self._num_extend else self._mixed_plan()
+        state = self._state
+        for row in self._rows[: self._num_extend]:
+            state.kv.snapshot(row.req)
+        state.step += 1
+        state.in_flight.append(LaunchedStep(plan, tuple(self._rows)))
+        state.plan_log.append(plan)
+        return plan
+
+    def _decode_plan(self, run: DecodeRun) -> StepPlan:
+        step, cache = self._state.step, self._state.kv.cache
+        slots = run.slots(cache, self._positions, step)
+        memory = memory_of_plan(cache, [r.req for r in self._rows], token_rows=run.pool_rows, positions=self._positions, slots=slots)
+        return StepPlan(
+            step=step,
+            mode=self._mode(),
+            rids=run.rids,
+            epochs=run.epochs,
+            pool_rows=run.pool_rows,
+            prefix_lens=self._positions,
+            extend_lens=run.ones,
+            sample=run.all_drawn,
+            input_ids=self._ids[0],
+            positions=self._positions,
+            out_cache_loc=memory.out_cache_loc,
+            page_deltas=memory.page_deltas,
+            window_deltas=memory.window_deltas,
+            out_window_loc=memory.out_window_loc,
+            state_ops=memory.state_ops,
+            state_slots=memory.state_slots,
+        )
+
+    def _mixed_plan(self) -> StepPlan:
         state, rows = self._state, self._rows
         lens = np.array([r.stop - r.start for r in rows], dtype=np.int32)
         pool_rows = np.array([r.req.kv.row for r in rows], dtype=np.int32)
-        starts = np.array([r.start for r in rows], dtype=np.int32)
-        if self._num_extend:
-            positions, token_rows = np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in rows]), np.repeat(pool_rows, lens)
-        else:
-            positions, token_rows = starts, pool_rows
-        memory = memory_of_plan(state.kv.cache, [r.req for r in rows], token_rows=token_rows, positions=positions)
-        plan = StepPlan(
+        positions = np.concatenate([np.arange(r.start, r.stop, dtype=np.int32) for r in rows])
+        memory = memory_of_plan(state.kv.cache, [r.req for r in rows], token_rows=np.repeat(pool_rows, lens), positions=positions)
+        return StepPlan(
             step=state.step,
             mode=self._mode(),
             rids=tuple(r.req.rid for r in rows),
             epochs=np.array([r.epoch for r in rows], dtype=np.int32),
             pool_rows=pool_rows,
-            prefix_lens=starts,
+            prefix_lens=np.array([r.start for r in rows], dtype=np.int32),
             extend_lens=lens,
             sample=np.array([r.sample for r in rows], dtype=np.bool_),
             input_ids=np.concatenate(self._ids),
@@ -94,12 +135,6 @@ class ScheduleBatch:
             state_ops=memory.state_ops,
             state_slots=memory.state_slots,
         )
-        for row in rows[: self._num_extend]:
-            state.kv.snapshot(row.req)
-        state.step += 1
-        state.in_flight.append(LaunchedStep(plan, tuple(rows)))
-        state.plan_log.append(plan)
-        return plan
 
     def _mode(self) -> ForwardMode:
         counters = self._state.counters

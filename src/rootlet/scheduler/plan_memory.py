@@ -28,13 +28,24 @@ class PlanMemory:
     state_ops: tuple[StateOp, ...] = ()
 
 
-def memory_of_plan(cache: UnifiedRadixCache, reqs: Sequence[Req], *, token_rows: IntArray, positions: IntArray) -> PlanMemory:
-    """`reqs` = the rows of the plan; `token_rows`, `positions`: pool row and position of each token. What was asked for is sent with this."""
-    at, offset, size = positions // cache.page_size, positions % cache.page_size, np.int32(cache.page_size)
-    slots, deltas = cache.req_to_token.table[token_rows, at] * size + offset, cache.req_to_token.take_deltas()
-    window, states = cache.window, cache.states
+def slots_at(cache: UnifiedRadixCache, token_rows: IntArray, positions: IntArray) -> IntArray:
+    """[n] slots of position positions[i] of row token_rows[i]."""
+    size = np.int32(cache.page_size)
+    slots: IntArray = cache.req_to_token.table[token_rows, positions // size] * size + positions % size
+    return slots
+
+
+def memory_of_plan(
+    cache: UnifiedRadixCache, reqs: Sequence[Req], *, token_rows: IntArray, positions: IntArray, slots: IntArray | None = None
+) -> PlanMemory:
+    """`reqs` = the rows of the plan; `token_rows`, `positions`: pool row and position of each token, `slots` where they are known already. What
+    was asked for is sent with this."""
+    if slots is None:
+        slots = slots_at(cache, token_rows, positions)
+    deltas, window, states = cache.req_to_token.take_deltas(), cache.window, cache.states
     if window is None and states is None:
         return PlanMemory(slots, deltas)
+    at, offset, size = positions // cache.page_size, positions % cache.page_size, np.int32(cache.page_size)
     table = None if window is None else window.allocator.table
     return PlanMemory(
         slots,

@@ -11,6 +11,7 @@ import pytest
 from fixtures.script import PARTS, Script, generate, parts_of, prompt_of, tokens_of
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
+from rootlet.cache.types import EvictReason
 from rootlet.config.schema import CacheArgs
 from rootlet.core.errors import BadConfig
 from rootlet.core.hash_lm import MODES
@@ -205,7 +206,7 @@ def test_a_snapshot_of_the_wrong_position_gives_a_wrong_token(monkeypatch: pytes
         at = kv.kv_committed_len - 4  # the state goes on to the next page already
         if kv.kv_committed_len % 4 or at <= kv.cache_protected_len:
             return False
-        kv.snapshots.append((at, self._take(kv.state_slot)))
+        kv.snapshots.append((at, self._take(kv.state_slot, EvictReason.SNAPSHOT)))
         return True
 
     def newest(self: RequestStates, kv: Any, limit: int, *, final: bool) -> int:
