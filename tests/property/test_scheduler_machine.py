@@ -120,6 +120,13 @@ class Player:
 
     def play(self, event: tuple[Any, ...]) -> None:
         getattr(self, event[0])(*event[1:])
+        self.compare_probes()
+
+    def compare_probes(self) -> None:
+        """A probe that goes on from the last one's end says what one from the root says (metamorphic rule f)."""
+        kv = self.script.scheduler.state.kv
+        for req in self.script.scheduler.state.queues.live():
+            assert kv.probe(req) == kv.cache.probe(req.key(req.num_tokens, limit=req.match_limit())), req.rid
 
     def generate(self, length: int, family: int, max_new: int | None, options: dict[str, Any]) -> None:
         self.script.turn(self.new(length, family, max_new, **options))
