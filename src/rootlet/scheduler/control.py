@@ -273,6 +273,8 @@ def req_line(req: Req) -> dict[str, Any]:
         "protected": kv.cache_protected_len,
         "committed": kv.kv_committed_len,
         "allocated": kv.kv_allocated_len,
+        "window": [kv.window_released_len, kv.window_allocated_len],
+        "states": [slot for slot in (kv.state_slot, *(slot for _, slot in kv.snapshots)) if slot is not None],
         "retractions": req.times.num_retractions,
         "wait_reasons": dict(req.times.wait_reasons),
         "last_why": req.times.last_why,

@@ -86,7 +86,7 @@ class PrefillPass:
         state, chunks = self._state, self._state.queues.prefill
         if not state.pins.yield_oldest():
             chunks[-1].cold = len(chunks) == 1
-            retract_req(state, chunks[-1])
+            retract_req(state, chunks[-1], why="no window page was left for anybody's next chunk")
         return self.run()
 
     def _admit(self, adder: PrefillAdder) -> None:
@@ -147,7 +147,7 @@ class PrefillPass:
             return refused
         adder.give_back(victims, ratio=ratio)
         for victim in victims:
-            retract_req(state, victim, "preempted")
+            retract_req(state, victim, "preempted", why=f"for {req.rid} of priority {req.spec.priority}, {refused.why()}")
         return adder.add_one_req(req)
 
     def _mixed_riders(self) -> tuple[list[Req], Room]:

@@ -48,6 +48,8 @@ from rootlet.scheduler.req import Req
 from rootlet.scheduler.retraction import forced_victim, retract_decode
 from rootlet.scheduler.state import SchedulerState, end_req, note_queued, retract_req
 
+SHORT = "memory ran short for the next token of all that decode"
+
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
@@ -253,9 +255,9 @@ class Scheduler:
     def _retract(self, rows: list[Req]) -> list[Req]:
         """The rows that go on now, their pages ensured."""
         state = self.state
-        outcome = retract_decode(rows, fits=lambda keep: state.kv.ensure_next(keep) is not None, retract=lambda r: retract_req(state, r))
+        outcome = retract_decode(rows, fits=lambda keep: state.kv.ensure_next(keep) is not None, retract=lambda r: retract_req(state, r, why=SHORT))
         if outcome.stuck is not None and state.queues.prefill:
-            retract_req(state, state.queues.prefill[-1])  # who has drawn nothing yet gives way, and computes its prompt again
+            retract_req(state, state.queues.prefill[-1], why=SHORT)  # who has drawn nothing yet gives way, and computes its prompt again
             return self._retract([outcome.stuck])
         if outcome.stuck is not None:
             # It has the pool to itself and still does not fit. Intake's clamp rules this out; the server lives on if it is ever wrong.
@@ -263,7 +265,7 @@ class Scheduler:
                 return self._retract([outcome.stuck])
             if not state.in_flight and state.limits.window_peak and not outcome.stuck.cold:
                 outcome.stuck.cold = True  # what it shares of windows leaves it no room: alone it always fits
-                retract_req(state, outcome.stuck)
+                retract_req(state, outcome.stuck, why="what it shares of windows leaves it no room: it goes on without sharing")
             elif not state.in_flight:
                 end_req(state, outcome.stuck, Finish(FinishKind.LENGTH), publish_len=outcome.stuck.num_tokens - 1)
             return []
@@ -276,7 +278,7 @@ class Scheduler:
         victim = forced_victim(self.state.queues.decode) if 0 < every <= self._decodes_since_forced else None
         if victim is not None:
             self._decodes_since_forced = 0
-            retract_req(self.state, victim)
+            retract_req(self.state, victim, why="forced, by a test")
 
     # ---- result ------------------------------------------------------------------------------------------------------------------------
 
