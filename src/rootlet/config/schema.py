@@ -97,7 +97,7 @@ class ServerArgs:
     max_logprobs: int = knob(20, "largest top_logprobs", low=0)
     max_body_mib: int = knob(64, "largest request body", low=1, unit="MiB")
     drain_timeout: float = knob(30.0, "seconds that SIGTERM waits for running requests", low=0.0, unit="s")
-    keep_alive: int = knob(75, "seconds an idle connection is kept", low=1, unit="s")
+    keep_alive: int = knob(75, "seconds an idle connection is kept, or one whose request does not go on", low=1, unit="s")
     sse_keepalive: float = knob(15.0, "seconds of silence after which a stream gets a comment; 0 = never", low=0.0, unit="s")
     stall_timeout: float = knob(120.0, "seconds after which a stream is dropped whose client reads nothing of it; 0 = never", low=0.0, unit="s")
     sampling_defaults: str = knob("model", "where absent sampling parameters come from", choices=("model", "openai"))

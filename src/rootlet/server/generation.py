@@ -16,6 +16,7 @@ from rootlet.frontend.types import GenerateReq
 from rootlet.server.context import ServerContext, new_id
 from rootlet.server.fields import Fields
 
+MIN_PING_S = 1.0
 _RID = re.compile(f"[{RID_CHARS}]{{1,{MAX_RID_CHARS}}}")
 
 
@@ -60,6 +61,8 @@ def read_common(fields: Fields, context: ServerContext, *, prefix: str, tenant: 
     include_usage = options is not None and options.boolean("include_usage")
     user = fields.string("user", max_chars=4096)
     keepalive_s = fields.number("sse_ping_interval", low=0.0, high=3600.0)
+    if keepalive_s is not None and 0.0 < keepalive_s < MIN_PING_S:
+        raise fields.refuse("sse_ping_interval", f"0 (never), or {MIN_PING_S:g} to 3600 seconds")
     return Common(
         rid=read_rid(fields, fields.present("request_id", "rid") or "rid") or new_id(prefix),
         model=context.model_name(fields),
