@@ -131,6 +131,12 @@ def _check_full(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode], live
     private = [_private_pages(kv, rows, page_size=size) for kv in holders]
     in_nodes = [node.full_pages for node in nodes if node.full_pages is not None]
     _check_owners("C1", cache.allocator, full, in_tree=in_nodes, private=private)
+    _check_private("C1", cache.keeper.private[full.name], private)
+
+
+def _check_private(law: str, counted: int, private: Sequence[PageArray]) -> None:
+    held = sum(map(len, private))
+    assert counted == held, f"{law}: requests hold {held} units of their own, {counted} counted as private"
 
 
 def _check_owners(law: str, pool: PageAllocator, counted: _Counted, *, in_tree: Sequence[PageArray], private: Sequence[PageArray]) -> None:
@@ -170,6 +176,7 @@ def _check_window(core: UnifiedTreeCore, window: RequestWindow, nodes: Sequence[
             assert np.array_equal(table.pages(kv.row, first, stop), borrowed[first:stop]), f"R2: window cells of row {kv.row} are not the tree's"
     in_nodes = [node.swa_pages for node in nodes if node.swa_pages is not None]
     _check_owners("C3", window.allocator.pages, component, in_tree=in_nodes, private=private)
+    _check_private("C3", window.private_pages, private)
 
 
 def _check_states(states: RequestStates, nodes: Sequence[UnifiedTreeNode], live: Sequence[ReqKvInfo]) -> None:
@@ -182,3 +189,4 @@ def _check_states(states: RequestStates, nodes: Sequence[UnifiedTreeNode], live:
         private.append(np.array(slots, dtype=np.int32))
     in_nodes = [np.array([node.state_slot], dtype=np.int32) for node in nodes if node.state_slot is not None]
     _check_owners("C4", states.allocator.pool, states.component, in_tree=in_nodes, private=private)
+    _check_private("C4", states.private_slots, private)

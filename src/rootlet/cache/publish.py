@@ -63,7 +63,8 @@ class Publisher:
             lock = self._core.lock(result.node)
             if kv.lock is not None:
                 self._core.unlock(kv.lock)
-            kv.lock, kv.last_node, kv.cache_protected_len = lock, result.node, aligned
+            self._keeper.private[self._core.full.name] -= (aligned - anchor.end) // size
+            kv.lock, kv.cache_protected_len = lock, aligned
 
     def release(self, kv: ReqKvInfo) -> None:
         """Free all that is the request's own, unlock; `kv` holds nothing afterwards."""
@@ -71,7 +72,7 @@ class Publisher:
         size = self._core.page_size
         kv.check(size)
         private = self._rows.pages(kv.row, kv.cache_protected_len // size, keys.num_pages(kv.kv_allocated_len, size))
-        self._keeper.pools[self._core.full.name].free(private)
+        self._keeper.give_back(self._core.full.name, private)
         if self._window is not None:
             self._window.close(kv)
         if self._states is not None:
@@ -79,5 +80,5 @@ class Publisher:
         if kv.lock is not None:
             self._core.unlock(kv.lock)
         self._rows.free_row(kv.row)
-        kv.row = kv.lock = kv.last_node = None
+        kv.row = kv.lock = None
         kv.cache_protected_len = kv.cache_inserted_len = kv.kv_committed_len = kv.kv_allocated_len = 0

@@ -38,7 +38,7 @@ from rootlet.cache.publish import Publisher
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
 from rootlet.cache.tree_core import UnifiedTreeCore
-from rootlet.cache.types import MatchResult, PageArray, RadixKey, ReqKvInfo, TreeLock
+from rootlet.cache.types import EvictReason, MatchResult, PageArray, RadixKey, ReqKvInfo, TreeLock
 from rootlet.memory.page_allocator import PageAllocator
 from rootlet.memory.req_to_token import ReqToTokenPool
 from rootlet.memory.state_allocator import StateAllocator
@@ -140,15 +140,15 @@ class UnifiedRadixCache:
 
     # ---- pages -------------------------------------------------------------------------------------------------------------------------
 
-    def ensure_pages(self, n: int) -> bool:
+    def ensure_pages(self, n: int, *, reason: EvictReason = EvictReason.REQUESTED) -> bool:
         """Evict just as many KV pages as are missing for `n` free ones. False when that cannot be, and then nothing was evicted."""
-        return self.keeper.ensure(self.full.name, n)
+        return self.keeper.ensure(self.full.name, n, reason)
 
-    def alloc_pages(self, n: int) -> PageArray | None:
-        """`n` KV pages, int32, which the caller owns from now on; None, and nothing evicted, when there are not so many."""
-        return self.keeper.alloc(self.full.name, n)
+    def alloc_pages(self, n: int, *, reason: EvictReason = EvictReason.ADMISSION) -> PageArray | None:
+        """`n` KV pages, int32, which the caller writes to the row of a request; None, and nothing evicted, when there are not so many."""
+        return self.keeper.alloc(self.full.name, n, reason)
 
-    def grow(self, kv: ReqKvInfo, length: int) -> bool:
+    def grow(self, kv: ReqKvInfo, length: int, *, reason: EvictReason = EvictReason.GROWTH) -> bool:
         """Pages of every kind for positions [0, length), written to the row: all, or none and False. `kv` owns them."""
         assert kv.row is not None, f"R5: {kv} holds no row"
         have, need = keys.num_pages(kv.kv_allocated_len, self.page_size), keys.num_pages(length, self.page_size)
@@ -157,8 +157,8 @@ class UnifiedRadixCache:
             if any(need - have > self.keeper.available(name) for name in names):
                 return False
             for name in names:  # leaves first: they take their window pages along
-                self.keeper.ensure(name, need - have)
-            pages = self.allocator.alloc(need - have)
+                self.keeper.ensure(name, need - have, reason)
+            pages = self.keeper.alloc(self.full.name, need - have, reason)
             assert pages is not None, "E4: pages were free just now"
             self.req_to_token.write(kv.row, have, pages)
             if self.window is not None:
@@ -204,7 +204,7 @@ class UnifiedRadixCache:
         if self.core.num_locks or self.req_to_token.num_held or any(self.keeper.available(name) < pool.num_pages for name, pool in pools.items()):
             return False
         recorder, self.keeper.recorder = self.keeper.recorder, None  # one event for all, not one a node
-        self.ensure_pages(self.allocator.num_pages)
+        self.ensure_pages(self.allocator.num_pages, reason=EvictReason.FLUSH)
         self.keeper.recorder = recorder
         if recorder is not None:
             recorder.record(AllBlocksCleared())
@@ -225,7 +225,7 @@ class UnifiedRadixCache:
             "free_pages": self.free_pages,
             "evictable_pages": self.evictable_pages,
             "protected_pages": self.protected_pages,
-            "private_pages": total - self.available_pages - self.protected_pages,
+            "private_pages": self.keeper.private[self.full.name],
             "usage": 1.0 - self.available_pages / total if total else 0.0,
             "nodes": self.core.num_nodes,
             "namespaces": len(self.core.roots),
@@ -235,7 +235,7 @@ class UnifiedRadixCache:
             **self._counters,
             "adopted_pages": self._publisher.adopted_pages,
             "duplicate_pages": self._publisher.duplicate_pages,
-            "evicted_pages": self.keeper.evicted[self.full.name],
+            "evicted_pages": self.keeper.evicted(self.full.name),
             **self.keeper.stats_of_others(),
         }
 

@@ -187,6 +187,7 @@ def _last(bench: CacheBench) -> object:
 DAMAGE: dict[str, Callable[[CacheBench], object]] = {
     "C1: .1 pages .deficit: leak": lambda b: b.cache.allocator.alloc(1),
     "C1: .1 pages .excess": lambda b: setattr(b.live[0].kv, "kv_allocated_len", 7),
+    "C1: requests hold 1 units of their own, 3 counted": lambda b: b.cache.keeper.private.update(full=3),
     "C2": lambda b: setattr(b.cache.full, "evictable", 9),
     "C5": lambda b: b.rows.alloc_row(),
     "C7: pages": lambda b: b.rows.write(b.live[0].kv.row, 2, b.rows.pages(b.live[0].kv.row, 0, 1)),
@@ -234,6 +235,8 @@ def test_e4_pages_that_count_as_evictable_without_a_candidate() -> None:
 OTHER_DAMAGE: dict[str, Callable[[CacheBench], object]] = {
     "C3: .1 pages .deficit: leak": lambda b: b.window.allocator.pages.alloc(1),
     "C4: .1 pages .deficit: leak": lambda b: b.states.allocator.pool.alloc(1),
+    "C3: requests hold": lambda b: b.cache.keeper.private.update(swa=9),
+    "C4: requests hold": lambda b: b.cache.keeper.private.update(mamba=9),
     "C2: .* window": lambda b: setattr(b.window.component, "protected", 9),
     "C2: .* states": lambda b: setattr(b.states.component, "protected", 9),
     "E4: .* window": lambda b: setattr(b.window.component, "evictable", 9),
