@@ -73,6 +73,7 @@ def test_b_the_heap_picks_what_a_sort_would(policy: str) -> None:
         move = rng.random()
         if move < 0.3 or not alive:
             node = UnifiedTreeNode(seq=tick, tick=tick, key=b"", start=0, end=1, parent=root)
+            node.full_pages = np.array([tick], dtype=np.int32)
             node.priority = int(rng.integers(0, 3))
             alive.append(node)
             heap.offer(node)
@@ -107,6 +108,7 @@ def test_b_stale_entries_of_a_falling_key_are_compacted() -> None:
     root = UnifiedTreeNode(seq=0, tick=0, key=b"", start=0, end=0, parent=None)
     heap, nodes = LazyHeap(POLICIES.get("mru")), [UnifiedTreeNode(seq=i, tick=i, key=b"", start=0, end=1, parent=root) for i in range(1, 4)]
     for node in nodes:
+        node.full_pages = np.array([node.seq], dtype=np.int32)
         heap.offer(node)
     for tick in range(10, 10_000):
         nodes[tick % 3].tick = tick
