@@ -240,7 +240,7 @@ def test_a_second_acknowledgement_is_refused() -> None:
     bench.serve([1, 2])
     op = min(bench.tier.started)
     bench.acknowledge(op)
-    with pytest.raises(AssertionError, match="^C6: copy 1 is not in flight"):
+    with pytest.raises(AssertionError, match=r"^C6: copy 1 is not in flight"):
         bench.host.acknowledge(op, ok=True)
 
 
@@ -368,7 +368,7 @@ def test_a_locked_copy_and_all_above_it_stay() -> None:
     bench.check()
     lock = bench.host_locks.pop()
     bench.host.unlock(lock)
-    with pytest.raises(AssertionError, match="^L1: .* is released twice"):
+    with pytest.raises(AssertionError, match=r"^L1: .* is released twice"):
         bench.host.unlock(lock)
     assert bench.host.ensure("full", 3)
 
