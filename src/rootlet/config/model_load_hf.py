@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 from rootlet.config.model import ModelConfig
 from rootlet.config.rope_load import rope_from_hf
 from rootlet.core.errors import BadModelFile
+from rootlet.core.log import logger
 from rootlet.formats.hf import added_token_ids, read_json, read_optional_json, token_text
 
-_log = logging.getLogger(__name__)
+_log = logger("config")
 
 _DTYPES = {"float32": "float32", "float": "float32", "float16": "float16", "half": "float16", "bfloat16": "bfloat16"}
 
@@ -66,7 +66,7 @@ def config_from_hf(folder: Path) -> ModelConfig:
         remote = " It asks for Python code of its own (auto_map), which is never run." if config.get("auto_map") else ""
         raise BadModelFile(f"{folder.name}: config.json: model_type {kind!r} is not served; served are {', '.join(HF_FAMILIES)}.{remote}")
     if config.get("auto_map"):
-        _log.warning("auto_map_ignored model=%s reason=code from model folders is never run; the built-in %s is used", folder.name, kind)
+        _log.warning("auto_map_ignored", model=folder.name, reason=f"code from model folders is never run; the built-in {kind} is used")
     _refuse_unserved(config)
     num_layers, num_heads, hidden = (_need(config, key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     head_dim = int(config.get("head_dim") or family.head_dim or hidden // num_heads)

@@ -45,6 +45,11 @@ class CacheArgs:
     max_total_tokens: int | None = knob(None, "KV pool size in tokens; wins over --mem", low=16, unit="tokens")
     prefix_cache: bool = knob(True, "share KV of equal prefixes between requests")
     evict: str = knob("lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo", "mru", "filo", "priority", "slru"))
+    kv_events: str | None = knob(
+        None, "ZeroMQ endpoint where routers can hear which blocks are cached, as tcp://127.0.0.1:5557; it tells the prompts' token ids; none = off"
+    )
+    kv_events_replay: str | None = knob(None, "ZeroMQ endpoint where the last batches of --kv-events can be had again; none = off")
+    kv_events_topic: str = knob("", "topic that every batch of --kv-events carries")
 
 
 @dataclass(frozen=True, slots=True)

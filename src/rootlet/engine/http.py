@@ -7,11 +7,13 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
+import orjson
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from rootlet.config.schema import ServerArgs
+from rootlet.core.errors import InvalidValue, envelope
 from rootlet.engine.listen import BACKLOG
 
 ABORT_EXTENSION = "rootlet.abort"
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGISendEvent
 
 
-MALFORMED = b'{"error":{"message":"the request is not valid HTTP","type":"invalid_request_error","param":null,"code":"invalid_http","status":400}}'
+_INVALID_HTTP = InvalidValue(None, "the request is not valid HTTP")
+_INVALID_HTTP.code = "invalid_http"
+_MALFORMED = orjson.dumps(envelope(_INVALID_HTTP))
 
 
 class _Http10Cycle(RequestResponseCycle):
@@ -43,8 +47,8 @@ class _Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """The one error shape, before the bytes ever become a request."""
-        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(MALFORMED)
-        self.transport.write(head + MALFORMED)
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(_MALFORMED)
+        self.transport.write(head + _MALFORMED)
         self.transport.close()
 
     def on_message_begin(self) -> None:

@@ -20,6 +20,7 @@ from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock
 from rootlet.core.errors import NotFound, Unavailable
 from rootlet.frontend.admission import check_prompt_len, check_text
+from rootlet.frontend.tokenizer_manager import INLINE_CHARS
 from rootlet.metrics.instruments import Instruments
 from rootlet.server.body import read_json
 from rootlet.server.door import Manager
@@ -28,7 +29,6 @@ from rootlet.server.fields import Fields
 from rootlet.server.sampling import Limits
 
 T = TypeVar("T")
-OFFLOAD_CHARS = 32_768
 LOADING_RETRY_S = 5.0
 
 
@@ -117,4 +117,4 @@ def new_id(prefix: str) -> str:
 
 async def offload(size: int, work: Callable[[], T]) -> T:
     """Runs tokenizing and rendering here, or in a thread when `size` characters would hold up everyone else's streams."""
-    return work() if size < OFFLOAD_CHARS else await asyncio.to_thread(work)
+    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)

@@ -12,13 +12,14 @@ import secrets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rootlet.core.clock import Clock
+from rootlet.core.ids import MAX_RID_CHARS, RID_CHARS
 from rootlet.metrics import names
 from rootlet.metrics.instruments import Instruments
 from rootlet.server.auth import check_key, is_open
 from rootlet.server.errors import HttpError, error_response
 
 API_VERSION = b"2020-10-01"
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+_REQUEST_ID = re.compile(f"[{RID_CHARS}]{{1,{MAX_RID_CHARS}}}".encode())
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 _BARE = ("/chat/completions", "/completions", "/models")
 

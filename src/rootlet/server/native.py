@@ -22,11 +22,11 @@ from rootlet.server.context import ServerContext
 from rootlet.server.door import Tokenizer
 from rootlet.server.events import Answer, collect, open_events, until_gone
 from rootlet.server.fields import Fields
-from rootlet.server.openai.logprobs import alone, finite
-from rootlet.server.openai.prompts import check_choices, check_prompts, read_prompts
-from rootlet.server.openai.protocol import Common, generate_req, read_common, read_rid
+from rootlet.server.generation import Common, generate_req, read_common, read_rid
+from rootlet.server.prompts import check_choices, check_prompts, read_prompts
 from rootlet.server.sampling import MaxTokens, read_sampling, refuse_constraints
 from rootlet.server.sse import frame, stream_reply
+from rootlet.server.token_json import alone, finite
 
 LENGTH = MaxTokens(names=("max_new_tokens", "max_tokens"), default=128, zero_ok=True)
 _PER_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid")

@@ -22,23 +22,21 @@ from rootlet.server.context import ServerContext
 from rootlet.server.errors import raise_failure
 from rootlet.server.events import Answer, collect, open_events, until_gone
 from rootlet.server.fields import Fields
+from rootlet.server.generation import Common, generate_req, read_common
 from rootlet.server.openai.chat import refuse_unsupported
 from rootlet.server.openai.logprobs import Aligner, CompletionLogprobs, join, prompt_logprobs_json
-from rootlet.server.openai.prompts import Prompt, check_prompts, read_prompts
 from rootlet.server.openai.protocol import (
     MAX_TEMPERATURE,
-    Common,
     UsageMeter,
     counts_of,
     finish_reason,
     frame_head,
-    generate_req,
     logprob_spec,
     max_logprobs_field,
-    read_common,
     required,
     usage,
 )
+from rootlet.server.prompts import Prompt, check_prompts, read_prompts
 from rootlet.server.sampling import MaxTokens, read_sampling
 from rootlet.server.sse import stream_reply
 
