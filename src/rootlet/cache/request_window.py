@@ -16,6 +16,7 @@ from rootlet.cache.actions import CacheAction, FreePages
 from rootlet.cache.components.swa import SWAComponent
 from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.node import UnifiedTreeNode
+from rootlet.cache.paths import path_from
 from rootlet.cache.tree_core import UnifiedTreeCore
 from rootlet.cache.types import NO_PAGES, PageArray, ReqKvInfo
 from rootlet.memory.swa_allocator import SWAAllocator
@@ -34,6 +35,11 @@ class RequestWindow:
         self.allocator = allocator
         self.keep_len = component.leaf_len if sharing else component.window_len
 
+    @property
+    def private_pages(self) -> int:
+        """Window pages in the hands of requests."""
+        return self._keeper.private[self.component.name]
+
     def open(self, kv: ReqKvInfo, pages: PageArray | None) -> None:
         """A request that holds its row and the lock of a match starts with the match's `window_pages`."""
         assert kv.row is not None, f"R5: {kv} holds no row"
@@ -43,6 +49,7 @@ class RequestWindow:
         """Fresh window pages at page indexes [start, stop) of `row`; the caller has made sure of them."""
         taken = self.allocator.take(row, start, stop)
         assert taken, f"E4: {stop - start} window pages were free just now"
+        self._keeper.private[self.component.name] += stop - start
 
     def own_range(self, kv: ReqKvInfo) -> tuple[int, int]:
         """Page indexes [start, stop) of the row that name window pages of the request itself."""
@@ -57,6 +64,7 @@ class RequestWindow:
         start, _ = self.own_range(kv)
         if target > start * self._page_size:
             self.allocator.give_back(kv.row, start, target // self._page_size)
+            self._keeper.private[self.component.name] -= target // self._page_size - start
             kv.window_released_len = target
 
     def commit(self, kv: ReqKvInfo, node: UnifiedTreeNode) -> tuple[CacheAction, ...]:
@@ -71,9 +79,10 @@ class RequestWindow:
         own_from = max(start, kv.window_released_len)
         cells = self.allocator.table.pages(kv.row, start // size, node.end // size)
         actions: list[CacheAction] = []
-        for at in _path(node, start):
+        for at in path_from(node, start):
             first = (max(at.start, own_from) - start) // size
             part = slice((at.start - start) // size, (at.end - start) // size)
+            self._keeper.private[self.component.name] -= max(0, part.stop - first)
             if at.swa_pages is not None:
                 if first < part.stop:
                     actions.append(FreePages(self.component.name, cells[first : part.stop].copy()))
@@ -101,14 +110,5 @@ class RequestWindow:
     def close(self, kv: ReqKvInfo) -> None:
         """Free the request's own window pages."""
         assert kv.row is not None, f"R5: second release of {kv}"
-        self._keeper.pools[self.component.name].free(self.allocator.table.pages(kv.row, *self.own_range(kv)))
+        self._keeper.give_back(self.component.name, self.allocator.table.pages(kv.row, *self.own_range(kv)))
         kv.window_released_len = 0
-
-
-def _path(node: UnifiedTreeNode, start: int) -> list[UnifiedTreeNode]:
-    """Nodes of [start, node.end), from the shallowest down. `start` is the end of one above, or 0."""
-    path = []
-    while node.end > start and node.parent is not None:
-        path.append(node)
-        node = node.parent
-    return path[::-1]

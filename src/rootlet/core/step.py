@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -60,6 +61,7 @@ class StepPlan:
     prefix_lens[b] positions of row b are already in the pool; this step computes [prefix_lens[b], prefix_lens[b] + extend_lens[b]) =
     up to seq_lens[b]; a decode row has extend_len 1. `sample[b]`: draw a token from the last position's logits (False for a middle chunk:
     such a row must not write the relay). `out_cache_loc[t]` = slot that token t's K/V is written to.
+    Plans may share arrays: DECODE plans with the very same `pool_rows` object have the same rows, and an executor need not look again.
     """
 
     step: int
@@ -89,8 +91,7 @@ class StepPlan:
         return self.prefix_lens + self.extend_lens
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(msgspec.Struct, frozen=True):
     """What one row of a plan gave. `tokens` is empty for a middle chunk or a failed row, else >= 1 (more than one with speculation).
 
     `logprobs` parallels `tokens` when asked for. `prompt_logprobs` covers the prompt positions of this chunk that are >= `prompt_start`:

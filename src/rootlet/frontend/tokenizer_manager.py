@@ -247,12 +247,13 @@ class TokenizerManager:
                 self.engine_failed(message.message)
 
     def _deliver(self, batch: BatchStrOutput) -> None:
+        now_s = self._clock.now()
         for out in batch.outputs:
             route = self._table.route(out.rid)
             if route is None:
                 continue
             state, choice = route
-            choice.add(out, self._clock.now())
+            choice.add(out, now_s)
             state.changed.set()
             if choice.finish is not None:
                 self._finished(state, choice, out)

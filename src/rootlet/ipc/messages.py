@@ -28,7 +28,6 @@ class DetokSpec(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
-    stream: bool = False
     prompt_tail: bytes = b""
     min_new_tokens: int = 0
 

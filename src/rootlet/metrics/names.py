@@ -50,6 +50,15 @@ KV_PAGES = Metric(
 )
 SCHEDULER_RETRACTIONS = Metric("rootlet_retractions_total", "counter", "Retractions by the scheduler since its start")
 SCHEDULER_PREEMPTIONS = Metric("rootlet_preemptions_total", "counter", "Requests that gave way to a more important one, since the engine's start")
+LOOKUP_TOKENS = Metric("rootlet_cache_lookup_tokens_total", "counter", "Prompt tokens that were looked up at first admission")
+HIT_TOKENS = Metric(
+    "rootlet_cache_hit_tokens_total", "counter", "Tokens found at first admission, by tier and component of the cache", ("tier", "component")
+)
+EVICTIONS = Metric(
+    "rootlet_evictions_total", "counter", "Pages or state slots given up, by component of the cache and by reason", ("component", "reason")
+)
+KV_EVENT_BATCHES = Metric("rootlet_kv_event_batches_total", "counter", "Batches of KV events that were published")
+KV_EVENT_DROPS = Metric("rootlet_kv_event_batches_dropped_total", "counter", "Batches of KV events that came faster than they could be sent")
 EVICTED_PAGES = Metric("rootlet_evicted_pages_total", "counter", "Cached KV pages that were given up for new ones, since the engine's start")
 QUEUE_BY_REASON = Metric(
     "rootlet_queued_requests", "gauge", "Waiting requests by what holds the head of the queue back: a budget, a delay, a gate", ("reason",)
@@ -67,7 +76,12 @@ ENGINE_METRICS = (
     KV_PAGES,
     SCHEDULER_RETRACTIONS,
     SCHEDULER_PREEMPTIONS,
+    LOOKUP_TOKENS,
+    HIT_TOKENS,
     EVICTED_PAGES,
+    EVICTIONS,
+    KV_EVENT_BATCHES,
+    KV_EVENT_DROPS,
     QUEUE_BY_REASON,
     SCHEDULER_STATE,
     ENGINE_UP,

@@ -12,9 +12,12 @@ import numpy as np
 
 from rootlet.core.step import RELAY, IntArray, RowInit, StepPlan
 from rootlet.core.types import ForwardMode, LogprobSpec, Phase
+from rootlet.scheduler.decode_run import DecodeRun
 from rootlet.scheduler.prefill_adder import Admitted
 from rootlet.scheduler.req import Req
 from rootlet.scheduler.state import LaunchedRow, LaunchedStep, SchedulerState, note
+
+_NONE = np.empty(0, dtype=np.int32)
 
 
 class ScheduleBatch:
@@ -26,6 +29,8 @@ class ScheduleBatch:
         self._inits: list[RowInit] = []
         self._ids: list[IntArray] = []
         self._slots: list[IntArray] = []
+        self._positions: IntArray = _NONE
+        self._run: DecodeRun | None = None
         self._num_extend = 0
 
     def prepare_for_extend(self, chunks: Sequence[Admitted]) -> None:
@@ -56,26 +61,54 @@ class ScheduleBatch:
         """One token for each; pages were ensured by the caller."""
         if not reqs:
             return
-        ids, rows, positions = [], [], []
+        state, launched = self._state, self._rows
+        ids, positions = [], []
         for req in reqs:
-            self._state.kv.grow(req)
-            assert req.kv.row is not None
+            state.kv.grow(req)
+            start = req.planned
             ids.append(req.outputs[-1] if req.pending == 0 else RELAY)
-            rows.append(req.kv.row)
-            positions.append(req.planned)
-            self._rows.append(LaunchedRow(req, req.epoch, req.planned, req.planned + 1, is_extend=False, sample=True))
-            req.planned += 1
-            req.kv.kv_committed_len = req.planned
+            positions.append(start)
+            launched.append(LaunchedRow(req, req.epoch, start, start + 1, is_extend=False, sample=True))
+            req.planned = req.kv.kv_committed_len = start + 1
             req.pending += 1
+        run = state.decode_run
+        if run is None or not run.covers(reqs):
+            run = state.decode_run = DecodeRun(reqs)
+        self._run = run
         self._ids.append(np.array(ids, dtype=np.int32))
-        self._slots.append(self._state.kv.slots_at(np.array(rows, dtype=np.int32), np.array(positions, dtype=np.int32)))
+        self._positions = np.array(positions, dtype=np.int32)
+        self._slots.append(run.slots(state.kv, self._positions, state.step))
 
     def freeze(self) -> StepPlan:
         """The plan; also noted as launched. The caller must submit it."""
+        plan = self._decode_plan(self._run) if self._run is not None and not self._num_extend else self._mixed_plan()
+        state = self._state
+        state.step += 1
+        state.in_flight.append(LaunchedStep(plan, tuple(self._rows)))
+        state.plan_log.append(plan)
+        return plan
+
+    def _decode_plan(self, run: DecodeRun) -> StepPlan:
+        return StepPlan(
+            step=self._state.step,
+            mode=self._mode(),
+            rids=run.rids,
+            epochs=run.epochs,
+            pool_rows=run.pool_rows,
+            prefix_lens=self._positions,
+            extend_lens=run.ones,
+            sample=run.all_drawn,
+            input_ids=self._ids[0],
+            positions=self._positions,
+            out_cache_loc=self._slots[0],
+            page_deltas=self._state.kv.take_deltas(),
+        )
+
+    def _mixed_plan(self) -> StepPlan:
         state, rows = self._state, self._rows
         starts = [r.start for r in rows]
         lens = [r.stop - r.start for r in rows]
-        plan = StepPlan(
+        return StepPlan(
             step=state.step,
             mode=self._mode(),
             rids=tuple(r.req.rid for r in rows),
@@ -90,10 +123,6 @@ class ScheduleBatch:
             page_deltas=state.kv.take_deltas(),
             row_inits=tuple(self._inits),
         )
-        state.step += 1
-        state.in_flight.append(LaunchedStep(plan, tuple(rows)))
-        state.plan_log.append(plan)
-        return plan
 
     def _mode(self) -> ForwardMode:
         counters = self._state.counters

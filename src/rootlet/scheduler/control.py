@@ -236,6 +236,7 @@ class Control:
             "queue": self.queue_by_reason(),
             "histograms": s.counters.histograms(),
             "cache": dict(s.kv.cache.stats()),
+            "kv_events": s.kv.event_stats(),
         }
 
     def queue_by_reason(self) -> dict[str, int]:

@@ -7,6 +7,8 @@ I7 is asserted where outputs are made (output.py) and I9 again where tokens arri
 
 from __future__ import annotations
 
+import numpy as np
+
 from rootlet.core.step import StepPlan
 from rootlet.core.types import Phase
 from rootlet.scheduler.budget import pages_to_finish
@@ -61,17 +63,18 @@ def check_i3_containers(state: SchedulerState) -> None:
 
 def check_i4_counts(state: SchedulerState) -> None:
     """protected <= committed <= allocated, protected page-aligned; planned = prompt + outputs + pending - 1 while decoding."""
+    page_size = state.limits.page_size
     for req in state.queues.holders():
-        kv = req.kv
+        kv, planned, num_tokens = req.kv, req.planned, req.num_tokens
         assert 0 <= kv.cache_protected_len <= kv.kv_committed_len <= kv.kv_allocated_len, f"I4 {req.rid}: {kv}"
-        assert kv.cache_protected_len % state.limits.page_size == 0, f"I4 {req.rid} is protected up to the middle of a page: {kv}"
-        assert len(req.tokens) == 4 * req.num_tokens, f"I4 {req.rid}: {len(req.tokens)} bytes of tokens for {req.num_tokens}"
-        assert req.planned == kv.kv_committed_len, f"I4 {req.rid}: planned {req.planned}, committed {kv.kv_committed_len}"
+        assert kv.cache_protected_len % page_size == 0, f"I4 {req.rid} is protected up to the middle of a page: {kv}"
+        assert len(req.tokens) == 4 * num_tokens, f"I4 {req.rid}: {len(req.tokens)} bytes of tokens for {num_tokens}"
+        assert planned == kv.kv_committed_len, f"I4 {req.rid}: planned {planned}, committed {kv.kv_committed_len}"
         if req.phase is Phase.PREFILL:
-            assert req.planned < req.fill_len == req.num_tokens, f"I4 {req.rid}: planned {req.planned} of {req.fill_len} in prefill"
+            assert planned < req.fill_len == num_tokens, f"I4 {req.rid}: planned {planned} of {req.fill_len} in prefill"
         elif req.spec.max_new > 0:
-            expected = req.num_tokens + req.pending - 1
-            assert req.planned == expected, f"I4 {req.rid}: planned {req.planned}, known tokens and pending draws make it {expected}"
+            expected = num_tokens + req.pending - 1
+            assert planned == expected, f"I4 {req.rid}: planned {planned}, known tokens and pending draws make it {expected}"
         if req.spec.logprobs is not None:
             assert len(req.out.logprobs) == len(req.outputs), f"I4 {req.rid}: {len(req.out.logprobs)} logprobs, {len(req.outputs)} outputs"
 
@@ -86,7 +89,7 @@ def check_i5_pending(state: SchedulerState) -> None:
                 draws[row.req.rid] = draws.get(row.req.rid, 0) + int(row.sample)
                 chunks[row.req.rid] = chunks.get(row.req.rid, 0) + int(row.is_extend)
     for req in state.queues.holders():
-        rid = req.rid
+        rid = req.spec.rid
         assert req.pending == draws.get(rid, 0), f"I5 {rid}: pending {req.pending}, in flight {draws.get(rid, 0)}"
         assert req.pending_chunks == chunks.get(rid, 0), f"I5 {rid}: pending_chunks {req.pending_chunks}, in flight {chunks.get(rid, 0)}"
 
@@ -97,6 +100,8 @@ def check_i6_plan(state: SchedulerState, plan: StepPlan) -> None:
     assert len(set(plan.pool_rows.tolist())) == plan.num_rows <= state.limits.max_rows, f"I6 rows {plan.pool_rows.tolist()}"
     slots = plan.out_cache_loc.tolist()
     assert len(set(slots)) == len(slots), f"I6 a slot twice: {slots}"
+    expected = state.kv.slots_at(np.repeat(plan.pool_rows, plan.extend_lens), plan.positions).tolist()
+    assert slots == expected, f"I6 plan {plan.step} writes slots {slots}, its rows and positions name {expected}"
     named = {slot // state.limits.page_size for slot in slots}
     assert 0 not in named, "I6 the padding page is written"
     free = named & set(state.kv.allocator.free_pages().tolist())
@@ -113,11 +118,13 @@ def check_i8_progress(state: SchedulerState, plan: StepPlan | None) -> None:
 def check_i9_limits(state: SchedulerState) -> None:
     """max_new, context and pool are never exceeded."""
     limits = state.limits
+    max_context_len = limits.max_context_len
     for req in state.queues.holders():
-        drawn = len(req.outputs) + req.pending
-        assert drawn <= req.spec.max_new, f"I9 {req.rid}: {drawn} draws, max_new is {req.spec.max_new}"
-        assert req.planned <= limits.max_context_len, f"I9 {req.rid}: {req.planned} positions, context is {limits.max_context_len}"
-        assert pages_to_finish(req.prompt_len, req.spec.max_new, limits.page_size) <= limits.num_pages, f"I9 {req.rid} can never finish in this pool"
+        spec, drawn = req.spec, len(req.outputs) + req.pending
+        assert drawn <= spec.max_new, f"I9 {req.rid}: {drawn} draws, max_new is {spec.max_new}"
+        assert req.planned <= max_context_len, f"I9 {req.rid}: {req.planned} positions, context is {max_context_len}"
+        if drawn <= 1:  # what this asks does not change afterwards
+            assert pages_to_finish(req.prompt_len, spec.max_new, limits.page_size) <= limits.num_pages, f"I9 {req.rid} can never finish in this pool"
 
 
 def check_i10_idle(state: SchedulerState) -> None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rootlet.cache.events import AllBlocksCleared, EventRecorder, EventSink
 from rootlet.cache.registry import build_cache
-from rootlet.cache.types import MatchResult, RadixKey, ReqKvInfo, TreeLock
+from rootlet.cache.types import EvictReason, MatchResult, RadixKey, ReqKvInfo, TreeLock
 from rootlet.config.schema import CacheArgs
 from rootlet.core.step import Capacity, IntArray, PageDelta
 from rootlet.scheduler.budget import ceil_pages
@@ -36,11 +37,16 @@ class LockedMatch:
 class KvOwner:
     """Rows, pages and locks of requests. Raises nothing a user can cause; AssertionError when admission promised what is not there."""
 
-    def __init__(self, capacity: Capacity, args: CacheArgs) -> None:
+    def __init__(self, capacity: Capacity, args: CacheArgs, *, events: EventSink | None = None) -> None:
+        """`events`: told what comes and goes in the cache, beginning with "nothing is there"."""
         self.page_size = capacity.page_size
         self.num_pages = capacity.num_pages
         self.enabled = args.prefix_cache
-        self.cache = build_cache(args, capacity)
+        self._sink = events
+        self._recorder = None if events is None else EventRecorder(replay_batches=0)  # the publisher keeps what can be had again
+        if self._recorder is not None:
+            self._recorder.record(AllBlocksCleared())
+        self.cache = build_cache(args, capacity, recorder=self._recorder)
         self.allocator, self.req_to_token = self.cache.allocator, self.cache.req_to_token
 
     def probe(self, req: Req) -> int:
@@ -66,30 +72,33 @@ class KvOwner:
         row = self.req_to_token.alloc_row()
         assert row is not None, "admission counted rows wrongly"
         kv, prefix_pages = req.kv, locked.prefix_len // self.page_size
-        kv.row, kv.lock, kv.last_node = row, locked.lock, locked.match.last_device_node
+        kv.row, kv.lock = row, locked.lock
         # cache_inserted_len stays 0: the first insert counts this request's use of the matched nodes too (lfu, slru).
         kv.cache_protected_len = kv.kv_committed_len = kv.kv_allocated_len = locked.prefix_len
         if prefix_pages:
             self.req_to_token.write(row, 0, locked.match.pages)
-        self._take(kv, ceil_pages(req.num_tokens, self.page_size) - prefix_pages)
+        self._take(kv, ceil_pages(req.num_tokens, self.page_size) - prefix_pages, EvictReason.ADMISSION)
         kv.kv_allocated_len = req.num_tokens
 
-    def _take(self, kv: ReqKvInfo, num_pages: int) -> None:
+    def _take(self, kv: ReqKvInfo, num_pages: int, reason: EvictReason) -> None:
         if num_pages <= 0:
             return
-        pages = self.cache.alloc_pages(num_pages)
+        pages = self.cache.alloc_pages(num_pages, reason=reason)
         assert pages is not None, f"admission promised {num_pages} pages, the pool has {self.cache.available_pages}"
         assert kv.row is not None
         self.req_to_token.write(kv.row, ceil_pages(kv.kv_allocated_len, self.page_size), pages)
 
     def pages_for_next(self, req: Req) -> int:
         """Pages that the next decode step of `req` needs (0 or 1); KV length decides, not token length."""
-        return ceil_pages(req.planned + 1, self.page_size) - ceil_pages(req.kv.kv_allocated_len, self.page_size)
+        size = self.page_size  # written out: once a row and step
+        return -(-(req.planned + 1) // size) - -(-req.kv.kv_allocated_len // size)
 
     def grow(self, req: Req) -> None:
         """Make room for the token at `req.planned`; the caller has ensured the page."""
-        self._take(req.kv, self.pages_for_next(req))
-        req.kv.kv_allocated_len = max(req.kv.kv_allocated_len, req.planned + 1)
+        kv, end = req.kv, req.planned + 1
+        if end > kv.kv_allocated_len:
+            self._take(kv, self.pages_for_next(req), EvictReason.GROWTH)
+            kv.kv_allocated_len = end
 
     def checkpoint(self, req: Req, length: int) -> None:
         """Publish the first `length` tokens (their step has run) while the request goes on; whole pages only."""
@@ -132,8 +141,16 @@ class KvOwner:
                 req.kv.lock = self.cache.inc_lock_ref(req.kv.lock.node)
         return pages
 
+    def publish_events(self) -> None:
+        """Tell what came and went since the last call."""
+        if self._recorder is not None and self._sink is not None:
+            batch = self._recorder.take()
+            if batch is not None:
+                self._sink.publish(batch)
+
+    def event_stats(self) -> dict[str, int]:
+        return {} if self._sink is None else self._sink.stats()
+
     def ledger(self) -> dict[str, int]:
-        """Pages by owner; they add up to the pool (I1)."""
-        free, evictable, protected = self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages
-        private = self.num_pages - free - evictable - protected
-        return {"total": self.num_pages, "free": free, "evictable": evictable, "protected": protected, "private": private}
+        """Pages by owner, each counted by itself; they add up to the pool (I1), or `leaked` says by how many they miss it."""
+        return self.cache.keeper.ledger(self.cache.full.name).dump()

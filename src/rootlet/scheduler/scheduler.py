@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rootlet.cache.events import EventSink
 from rootlet.config.schema import CacheArgs, SchedulerArgs
 from rootlet.core.clock import Clock
 from rootlet.core.errors import RootletError, Unavailable
@@ -50,11 +51,13 @@ from rootlet.scheduler.state import SchedulerState, end_req, note_queued, retrac
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Where what the scheduler says goes. None of them may block or call back. `request_log` takes one plain dict a finished request."""
+    """Where what the scheduler says goes. None of them may block or call back. `request_log` takes one plain dict a finished request.
+    `kv_events` hears what comes and goes in the prefix cache."""
 
     to_detokenizer: Callable[[BatchTokenIDOutput], None]
     to_tokenizer: Callable[[ToTokenizer], None]
     request_log: Callable[[dict[str, Any]], None] | None = None
+    kv_events: EventSink | None = None
 
 
 class Scheduler:
@@ -77,7 +80,7 @@ class Scheduler:
         self._check = check
         self._decodes_since_forced = 0
         capacity, counters, queues = executor.capacity, Counters(), Queues()
-        kv = KvOwner(capacity, cache_args)
+        kv = KvOwner(capacity, cache_args, events=sinks.kv_events)
         gates = (ParallelGate(queues),) if cache_args.prefix_cache else ()
         self.state = SchedulerState(
             limits=limits_of(capacity, scheduler_args),
@@ -188,6 +191,7 @@ class Scheduler:
 
     def _end_turn(self) -> None:
         self.state.outbox.flush()
+        self.state.kv.publish_events()
         if self._check:
             invariants.check_all(self.state)
 

@@ -10,11 +10,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from rootlet.core.clock import Clock
 from rootlet.core.step import StepPlan
 from rootlet.core.types import Finish, Phase
 from rootlet.scheduler.budget import Limits, NewTokenRatio
 from rootlet.scheduler.counters import Counters
+from rootlet.scheduler.decode_run import DecodeRun
 from rootlet.scheduler.gates.base import GateKeeper
 from rootlet.scheduler.kv_owner import KvOwner
 from rootlet.scheduler.output import Outbox
@@ -27,8 +30,7 @@ from rootlet.scheduler.timeline import Finished, WaitLog
 PLAN_LOG_LEN = 64
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedRow:
+class LaunchedRow(msgspec.Struct, frozen=True):
     """One row of a launched plan: [start, stop) of `req` as of `epoch`."""
 
     req: Req
@@ -64,6 +66,7 @@ class SchedulerState:
     waits: WaitLog = field(default_factory=WaitLog)
     finished: Finished = field(default_factory=Finished)
     in_flight: deque[LaunchedStep] = field(default_factory=deque)
+    decode_run: DecodeRun | None = None
     plan_log: deque[StepPlan] = field(default_factory=lambda: deque(maxlen=PLAN_LOG_LEN))
     tick: int = 0
     step: int = 0

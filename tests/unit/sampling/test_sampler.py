@@ -234,7 +234,7 @@ def test_only_sampling_rows_draw_and_the_relay_feeds_the_next_step(native: bool)
     s.prepare(plan)
     s.sample(torch.stack((peaked((11, 1.0)), peaked((13, 1.0)))))
     assert s.collect(plan) == [RowResult(tokens=(11,)), RowResult(), RowResult(tokens=(13,))]
-    ids = torch.full((8,), 77, dtype=torch.int32)
+    ids = np.full(8, 77, np.int32)
     mixed = step_plan([1, 3, 5], extend_lens=[2, 1, 1], input_ids=[20, 21, RELAY, RELAY])
     s.gather_input_ids(mixed, ids)
     assert ids.tolist() == [20, 21, 13, 11, 77, 77, 77, 77]

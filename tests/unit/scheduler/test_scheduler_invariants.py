@@ -40,7 +40,7 @@ def two_owners(script: Script) -> None:
 
 def forget_a_lock(script: Script) -> None:
     cache = script.scheduler.state.kv.cache
-    node = script.scheduler.state.queues.decode[0].kv.last_node
+    node = script.scheduler.state.queues.decode[0].kv.lock.node
     assert node is not None
     cache.inc_lock_ref(node)
 
