@@ -10,7 +10,10 @@ from fixtures.fake_tier import FakeTier
 from rootlet.cache.actions import BackUp, LoadBack
 from rootlet.cache.events import DEVICE, HOST, AllBlocksCleared, BlockRemoved, BlockStored
 from rootlet.cache.key import pack
+from rootlet.cache.registry import build_cache
 from rootlet.cache.types import RadixKey
+from rootlet.config.schema import CacheArgs
+from rootlet.core.step import Capacity
 from rootlet.core.types import Namespace
 
 
@@ -398,6 +401,21 @@ def test_events_name_the_tier() -> None:
     assert bench.host.ensure("full", 32)
     (gone,) = bench.hear()
     assert gone == BlockRemoved(stored.block_hashes, HOST)
+
+
+def test_pretty_shows_what_is_where() -> None:
+    bench = host_bench(states=9)
+    both(bench, [1, 2, 3, 4])
+    assert bench.cache.pretty().splitlines()[2:] == ["+- [0, 4) tokens 1 2 3 4 pages 1 2 locks 0 hits 1 mamba 1 host full 2 host mamba 1"]
+    squeeze(bench)
+    assert bench.cache.pretty().splitlines()[2:] == ["+- [0, 4) tokens 1 2 3 4 pages none locks 0 hits 1 mamba 0 host full 2 host mamba 1"]
+
+
+def test_build_cache_takes_a_tier_that_has_a_pool_for_every_component() -> None:
+    capacity = Capacity(num_pages=9, page_size=2, max_rows=2, max_context_len=18, max_step_tokens=8, vocab_size=9)
+    assert build_cache(CacheArgs(), capacity, tier=FakeTier({"full": 4})).host is not None
+    with pytest.raises(AssertionError, match=r"^C6: host pools \['swa'\] for components \['full'\]"):
+        build_cache(CacheArgs(), capacity, tier=FakeTier({"swa": 4}))
 
 
 # ---- `check` can see -------------------------------------------------------------------------------------------------------------------------
