@@ -1,4 +1,4 @@
-"""Types of the native library; first written by `python -m nanobind.stubgen`, then by hand; csrc/bind.cpp and csrc/bind_ops_b.cpp are the truth."""
+"""Types of the native library; first written by `python -m nanobind.stubgen`, then by hand; csrc/bind.cpp is the truth."""
 
 import numpy
 from numpy.typing import NDArray
