@@ -26,7 +26,7 @@ def served(parts: str, depth: str) -> tuple[list[tuple[int, ...]], float]:
         bodies = [body(ids(90 + 30 * i, i, shared=70), 30, temperature=0.8, sampling_seed=i) for i in range(8)]
         replies = [*live.ask(*bodies), *live.one_by_one(*bodies)]
         live.assert_exact()
-        cached_len = live.counter("counters.cached_tokens")
+        cached_len = float(live.state()["counters"]["cached_tokens"])
         live.assert_flushes()
     return [tuple(reply.one.ids) for reply in replies], cached_len
 

@@ -6,6 +6,7 @@ Nothing allocates between insert and unlock, so no page that is still named can 
 from __future__ import annotations
 
 from rootlet.cache import key as keys
+from rootlet.cache.host_keeper import HostKeeper
 from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
@@ -15,14 +16,22 @@ from rootlet.memory.req_to_token import ReqToTokenPool
 
 
 class Publisher:
-    """`adopted_pages`, `duplicate_pages`: KV pages that the tree took over, and that it had already."""
+    """`adopted_pages`, `duplicate_pages`: KV pages that the tree took over, and that it had already. `host`: who may want a copy, if somebody."""
 
-    __slots__ = ("_core", "_keeper", "_rows", "_states", "_window", "adopted_pages", "duplicate_pages")
+    __slots__ = ("_core", "_host", "_keeper", "_rows", "_states", "_window", "adopted_pages", "duplicate_pages")
 
     def __init__(
-        self, core: UnifiedTreeCore, keeper: PoolKeeper, *, rows: ReqToTokenPool, window: RequestWindow | None, states: RequestStates | None
+        self,
+        core: UnifiedTreeCore,
+        keeper: PoolKeeper,
+        *,
+        rows: ReqToTokenPool,
+        window: RequestWindow | None,
+        states: RequestStates | None,
+        host: HostKeeper | None = None,
     ) -> None:
         self._core = core
+        self._host = host
         self._keeper = keeper
         self._rows = rows
         self._window = window
@@ -65,6 +74,8 @@ class Publisher:
                 self._core.unlock(kv.lock)
             self._keeper.private[self._core.full.name] -= (aligned - anchor.end) // size
             kv.lock, kv.cache_protected_len = lock, aligned
+        if self._host is not None:
+            self._host.write_through(result.node)
 
     def release(self, kv: ReqKvInfo) -> None:
         """Free all that is the request's own, unlock; `kv` holds nothing afterwards."""

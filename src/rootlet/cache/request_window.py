@@ -16,6 +16,7 @@ from rootlet.cache.actions import CacheAction, FreePages
 from rootlet.cache.components.swa import SWAComponent
 from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.node import UnifiedTreeNode
+from rootlet.cache.paths import path_from
 from rootlet.cache.tree_core import UnifiedTreeCore
 from rootlet.cache.types import NO_PAGES, EvictReason, PageArray, ReqKvInfo
 from rootlet.memory.swa_allocator import SWAAllocator
@@ -91,7 +92,7 @@ class RequestWindow:
         own_from = max(start, kv.window_released_len)
         cells = self.allocator.table.pages(kv.row, start // size, node.end // size)
         actions: list[CacheAction] = []
-        for at in _path(node, start):
+        for at in path_from(node, start):
             first = (max(at.start, own_from) - start) // size
             part = slice((at.start - start) // size, (at.end - start) // size)
             self._keeper.private[self.component.name] -= max(0, part.stop - first)
@@ -124,12 +125,3 @@ class RequestWindow:
         assert kv.row is not None, f"R5: second release of {kv}"
         self._keeper.give_back(self.component.name, self.allocator.table.pages(kv.row, *self.own_range(kv)))
         kv.window_released_len = kv.window_allocated_len = 0
-
-
-def _path(node: UnifiedTreeNode, start: int) -> list[UnifiedTreeNode]:
-    """Nodes of [start, node.end), from the shallowest down. `start` is the end of one above, or 0."""
-    path = []
-    while node.end > start and node.parent is not None:
-        path.append(node)
-        node = node.parent
-    return path[::-1]

@@ -53,12 +53,15 @@ class MatchResult:
 
     With windows, `window_pages` is as long as `pages`: the tree's window pages where the lock will keep them, 0 before. With windows or states
     the full KV may be cached further than the match reaches: a request that stops at `branch_at` and shares there makes the next one hit.
+
+    With a host tier the prefix up to `best_match_node`, `host_hit_length` tokens more, could be had by `cache.host.load_back`.
     """
 
     device_prefix_len: int
     last_device_node: UnifiedTreeNode
     pages: PageArray
     host_hit_length: int = 0
+    best_match_node: UnifiedTreeNode | None = None
     window_pages: PageArray | None = None
     branch_at: int | None = None
 

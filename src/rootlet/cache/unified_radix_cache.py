@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from rootlet.cache import invariants
 from rootlet.cache import key as keys
@@ -32,7 +33,9 @@ from rootlet.cache.components.swa import SWAComponent
 from rootlet.cache.dump import pretty
 from rootlet.cache.events import AllBlocksCleared, EventRecorder
 from rootlet.cache.eviction import POLICIES
-from rootlet.cache.keeper import PoolKeeper
+from rootlet.cache.host_keeper import HostKeeper
+from rootlet.cache.host_tier import HostLock, HostTier
+from rootlet.cache.keeper import PoolKeeper, by_reason
 from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.publish import Publisher
 from rootlet.cache.request_states import RequestStates
@@ -59,8 +62,10 @@ class UnifiedRadixCache:
         window: SWAAllocator | None = None,
         states: StateAllocator | None = None,
         recorder: EventRecorder | None = None,
+        tier: HostTier | None = None,
     ) -> None:
         """`window`, `states`: pools of the components that the model has beside full attention. `recorder` is told every block that comes or goes.
+        `tier`: where prefixes go that leave the device; `host` is the way to it, None without one.
 
         Raises: BadConfig for an unknown `policy`.
         """
@@ -82,8 +87,11 @@ class UnifiedRadixCache:
         if states is not None and mamba is not None:
             self.keeper.add_pool(mamba.name, states.pool)
             self.states = RequestStates(mamba, states, core=self.core, keeper=self.keeper)
-        self._publisher = Publisher(self.core, self.keeper, rows=req_to_token, window=self.window, states=self.states)
+        self.host = None if tier is None else HostKeeper(tier, core=self.core, keeper=self.keeper)
+        self._publisher = Publisher(self.core, self.keeper, rows=req_to_token, window=self.window, states=self.states, host=self.host)
         self._counters = dict.fromkeys(("matches", "lookup_tokens", "matched_tokens"), 0)
+        self._hits = [0] * (1 + len(others))  # of each component, Full first
+        self._host_hits = 0
 
     # ---- sizes, in pages, O(1) ---------------------------------------------------------------------------------------------------------
 
@@ -120,14 +128,20 @@ class UnifiedRadixCache:
 
         `pages` is the caller's copy. The pages stay the tree's: lock `last_device_node` before anything that may evict.
         """
-        node, reach = self.core.match_reach(key)
+        reached = self.core.match(key)
+        node, best = reached.node, reached.best
         self._counters["matches"] += 1
         self._counters["lookup_tokens"] += len(key)
         self._counters["matched_tokens"] += node.end
+        for i, length in enumerate(reached.hit_lens):
+            self._hits[i] += length
         found = MatchResult(device_prefix_len=node.end, last_device_node=node, pages=self.core.path_pages(node))
+        if self.host is not None:
+            self._host_hits += best.end - node.end
+            found = replace(found, host_hit_length=best.end - node.end, best_match_node=best)
         if not self.core.others:
             return found
-        return _with_others(found, reach, self.window, grid=self.page_size if self.states is None else self.states.allocator.grid)
+        return _with_others(found, reached.full_len, self.window, grid=self.page_size if self.states is None else self.states.allocator.grid)
 
     def inc_lock_ref(self, node: UnifiedTreeNode) -> TreeLock:
         """Keep the path to `node`, and what else a request that goes on from there reads, until `dec_lock_ref` of the receipt, which the caller
@@ -201,10 +215,14 @@ class UnifiedRadixCache:
     def flush(self) -> bool:
         """Forget every prefix. Only while no lock, row, private page or slot is out; else False, and nothing changes."""
         pools = self.keeper.pools
+        if self.host is not None and not self.host.is_idle:
+            return False
         if self.core.num_locks or self.req_to_token.num_held or any(self.keeper.available(name) < pool.num_pages for name, pool in pools.items()):
             return False
         recorder, self.keeper.recorder = self.keeper.recorder, None  # one event for all, not one a node
         self.ensure_pages(self.allocator.num_pages, reason=EvictReason.FLUSH)
+        if self.host is not None:
+            self.host.drop_all()
         self.keeper.recorder = recorder
         if recorder is not None:
             recorder.record(AllBlocksCleared())
@@ -216,10 +234,13 @@ class UnifiedRadixCache:
 
     # ---- views -------------------------------------------------------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, int | float]:
+    def stats(self) -> dict[str, Any]:
         """Sizes now (pages, nodes, locks) and counters since the start (tokens, pages). `matched_tokens` counts each `match_prefix` call, hence a
-        re-admitted request twice; per-request hits are the scheduler's to report."""
+        re-admitted request twice; per-request hits are the scheduler's to report. `hit_tokens`: by tier, "all" = of matches, by component = what
+        it would have matched alone with full attention. `evictions`: units given up, by tier, component and reason."""
         total = self.allocator.num_pages
+        hits = dict(zip((self.full.name, *(part.name for part in self.core.others)), self._hits, strict=True))
+        evictions = {"device": self.keeper.evictions} | ({} if self.host is None else {"host": self.host.evictions})
         return {
             "total_pages": total,
             "free_pages": self.free_pages,
@@ -235,20 +256,25 @@ class UnifiedRadixCache:
             **self._counters,
             "adopted_pages": self._publisher.adopted_pages,
             "duplicate_pages": self._publisher.duplicate_pages,
+            "hit_tokens": {"device": {"all": self._counters["matched_tokens"], **hits}}
+            | ({} if self.host is None else {"host": {"all": self._host_hits}}),
+            "evictions": {tier: by_reason(counts) for tier, counts in evictions.items()},
             "evicted_pages": self.keeper.evicted(self.full.name),
             **self.keeper.stats_of_others(),
+            **({} if self.host is None else self.host.stats()),
         }
 
     def pretty(self, max_nodes: int = 200) -> str:
         """The tree as ASCII lines, the first `max_nodes` nodes of it."""
         return pretty(self.core, max_nodes=max_nodes)
 
-    def check(self, live: Iterable[ReqKvInfo], *, locks: Iterable[TreeLock] = ()) -> None:
-        """Assert every invariant of cache.md 1.3 that applies. `live`: all requests that hold a row; `locks`: all others' locks. O(pool).
+    def check(self, live: Iterable[ReqKvInfo], *, locks: Iterable[TreeLock] = (), host_locks: Iterable[HostLock] = ()) -> None:
+        """Assert every invariant of cache.md 1.3 that applies. `live`: all requests that hold a row; `locks`: all others' locks, those of copies
+        in flight aside; `host_locks`: likewise. O(pool).
 
         Raises: AssertionError whose message starts with the invariant's id.
         """
-        invariants.check(self, live=list(live), locks=list(locks))
+        invariants.check(self, live=list(live), locks=list(locks), host_locks=list(host_locks))
 
 
 def _with_others(found: MatchResult, reach: int, window: RequestWindow | None, *, grid: int) -> MatchResult:
