@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from fixtures.script import PARTS, Script, generate, parts_of, prompt_of, tokens_of
+from fixtures.script import PARTS, Script, generate, pack, parts_of, prompt_of, tokens_of
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
-from rootlet.cache.types import EvictReason
+from rootlet.cache.types import EvictReason, RadixKey
 from rootlet.config.schema import CacheArgs
 from rootlet.core.errors import BadConfig
 from rootlet.core.hash_lm import MODES
 from rootlet.core.step import StepPlan
-from rootlet.core.types import Phase
+from rootlet.core.types import Namespace, Phase
 from rootlet.ipc.messages import AbortReq
 from rootlet.memory.state_allocator import StateAllocator
 from rootlet.scheduler.state import retract_req
@@ -161,10 +161,13 @@ def test_a_request_that_shares_too_much_to_run_alone_goes_on_without_sharing() -
     """One state slot: the state it would go on from is the only one there is, and stays locked while its copy is asked for."""
     script = script_with("full+mamba", sizes={"num_states": 1})
     prompt = prompt_of(24)
-    assert one(script, "a", prompt) == 0
+    assert one(script, "a", prompt, 1) == 0
+    assert script.scheduler.state.kv.cache.probe(RadixKey(Namespace(), pack(prompt))) == 24, "the only state is the tree's"
     script.run(generate("b", [*prompt, 5, 6], 4))
     script.check_all_replies()
     assert script.replies["b"].cached_len == 0
+    events = script.scheduler.control.request("b")["request"]["events"]
+    assert [event.get("cold") for event in events if event["what"] == "admitted"] == [True]
 
 
 def test_preemption_counts_windows_and_states_and_leaves_locks_as_they_were() -> None:
