@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 
-from rootlet.config.schema import RuntimeConfig
+from rootlet.config.schema import RuntimeConfig, ServerArgs
 from rootlet.core.errors import BadConfig
 
 FEW_CORES = 2
@@ -19,6 +19,16 @@ def num_usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def api_keys(server: ServerArgs) -> tuple[str, ...]:
+    """The keys of `--api-key`, a comma between two. Raises `BadConfig` for a knob that is set and holds none: such a server would be open."""
+    if server.api_key is None:
+        return ()
+    keys = tuple(dict.fromkeys(key.strip() for key in server.api_key.split(",") if key.strip()))
+    if not keys:
+        raise BadConfig("--api-key holds no key; leave it out for a server that asks for none")
+    return keys
 
 
 def resolve_config(config: RuntimeConfig, *, num_cores: int) -> tuple[RuntimeConfig, dict[str, str]]:
@@ -47,6 +57,7 @@ def _check_together(config: RuntimeConfig) -> None:
     if 0 < chunk < page:
         raise BadConfig(f"--chunked-prefill {chunk} is smaller than --page-size {page}: no chunk would fill a page")
     _check_kv_events(config)
+    api_keys(config.server)
     if page & (page - 1):
         raise BadConfig(f"--page-size must be a power of two, got {page}")
     if config.cache.mem != "auto":

@@ -85,7 +85,7 @@ def validate(p: SamplingParams, vocab_size: int, *, max_n: int, max_temperature:
     if not 1 <= p.n <= max_n:
         raise InvalidValue("n", f"n must be in [1, {max_n}], got {p.n} (limit: --max-n)")
     if p.seed is not None and not -(2**63) <= p.seed < 2**63:
-        raise InvalidValue("seed", f"seed must fit in 64 bits, got {p.seed}")
+        raise InvalidValue("seed", f"seed must be in [-2**63, 2**63), got {p.seed}")
     if len(p.stop) > MAX_STOPS:
         raise InvalidValue("stop", f"at most {MAX_STOPS} stop strings, got {len(p.stop)}")
     _ids_in_vocab("stop_token_ids", p.stop_token_ids, vocab_size)

@@ -19,10 +19,10 @@ import torch
 from rootlet.attention.base import find_backend
 from rootlet.config.model import ModelConfig
 from rootlet.config.model_load import load_model_config
+from rootlet.config.resolve import num_usable_cores
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.log import logger
 from rootlet.core.step import Capacity
-from rootlet.device.cpu import num_cores
 from rootlet.formats.weights import open_weights
 from rootlet.ipc.messages import LoadProgress
 from rootlet.kernels import dispatch, ops
@@ -86,7 +86,7 @@ class _Reporter:
 def _default_threads(choice: KernelChoice) -> int:
     """One a core; half of them for the reference, whose team spins at each of a step's hundreds of small operations: with a busy neighbour on two
     cores, a step on two threads took twenty times as long as on one."""
-    return num_cores() if choice.native else max(1, num_cores() // 2)
+    return num_usable_cores() if choice.native else max(1, num_usable_cores() // 2)
 
 
 def _load_model(

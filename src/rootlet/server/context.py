@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from starlette.requests import Request
 
@@ -30,6 +30,7 @@ from rootlet.server.sampling import Limits
 
 T = TypeVar("T")
 LOADING_RETRY_S = 5.0
+TENANT = "rootlet.tenant"  # in the ASGI scope: the name of the API key, where keys tell tenants apart
 
 
 @dataclass(slots=True)
@@ -109,6 +110,11 @@ class ServerContext:
 
     def now_unix(self) -> int:
         return int(self.wall_clock())
+
+
+def tenant_of(request: Request) -> str | None:
+    """Whose key the request came with, None when keys do not tell tenants apart."""
+    return cast("str | None", request.scope.get(TENANT))
 
 
 def new_id(prefix: str) -> str:

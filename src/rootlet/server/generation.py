@@ -9,14 +9,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from rootlet.core.errors import Unsupported
 from rootlet.core.ids import MAX_RID_CHARS, RID_CHARS
 from rootlet.core.sampling_params import SamplingParams
-from rootlet.core.types import LogprobSpec
+from rootlet.core.types import LogprobSpec, Namespace
 from rootlet.frontend.types import GenerateReq
 from rootlet.server.context import ServerContext, new_id
 from rootlet.server.fields import Fields
 
+MIN_PING_S = 1.0
 _RID = re.compile(f"[{RID_CHARS}]{{1,{MAX_RID_CHARS}}}")
 
 
@@ -32,8 +32,7 @@ class Common:
     keepalive_s: float
     return_token_ids: bool
     prompt_top_n: int | None
-    cache_salt: str | None
-    extra_key: str | None
+    namespace: Namespace
     priority: int | None
     deadline_s: float | None
     user: str | None
@@ -42,9 +41,8 @@ class Common:
     def request(self, *, sampling: SamplingParams, logprobs: LogprobSpec | None, param: str, rid: str | None = None) -> dict[str, Any]:
         """The keyword arguments of a `GenerateReq`, but for its prompt."""
         return {
-            "sampling": sampling, "logprobs": logprobs, "stream": self.stream, "rid": rid or self.rid, "extra_key": self.extra_key,
-            "cache_salt": self.cache_salt, "priority": self.priority, "deadline_s": self.deadline_s, "user": self.user, "param": param,
-            "routing_key": self.routing_key,
+            **self.namespace._asdict(), "sampling": sampling, "logprobs": logprobs, "stream": self.stream, "rid": rid or self.rid, "param": param,
+            "priority": self.priority, "deadline_s": self.deadline_s, "user": self.user, "routing_key": self.routing_key,
         }  # fmt: skip
 
 
@@ -56,14 +54,15 @@ def read_rid(fields: Fields, name: str) -> str | None:
     return rid
 
 
-def read_common(fields: Fields, context: ServerContext, *, prefix: str) -> Common:
-    """Raises `InvalidValue`, `NotFound` for an unknown model, `Unsupported` for adapters."""
-    if fields.raw("lora_path") or fields.raw("lora_id"):
-        raise Unsupported("LoRA adapters are not supported by this server", param=fields.param("lora_path"))
+def read_common(fields: Fields, context: ServerContext, *, prefix: str, tenant: str | None = None) -> Common:
+    """`tenant`: whose API key it is; goes before the field `user`. Raises `InvalidValue`, `NotFound` for an unknown model."""
     stream = fields.boolean("stream")
     options = fields.object("stream_options") if stream else None
     include_usage = options is not None and options.boolean("include_usage")
+    user = fields.string("user", max_chars=4096)
     keepalive_s = fields.number("sse_ping_interval", low=0.0, high=3600.0)
+    if keepalive_s is not None and 0.0 < keepalive_s < MIN_PING_S:
+        raise fields.refuse("sse_ping_interval", f"0 (never), or {MIN_PING_S:g} to 3600 seconds")
     return Common(
         rid=read_rid(fields, fields.present("request_id", "rid") or "rid") or new_id(prefix),
         model=context.model_name(fields),
@@ -73,12 +72,19 @@ def read_common(fields: Fields, context: ServerContext, *, prefix: str) -> Commo
         keepalive_s=context.config.server.sse_keepalive if keepalive_s is None else keepalive_s,
         return_token_ids=fields.boolean("return_token_ids"),
         prompt_top_n=fields.integer("prompt_logprobs", low=0, high=context.config.server.max_logprobs, knob="--max-logprobs"),
-        cache_salt=fields.string("cache_salt", max_chars=512),
-        extra_key=fields.string("extra_key", max_chars=512),
+        namespace=read_namespace(fields),
         priority=fields.integer("priority", low=-(2**31), high=2**31 - 1),
         deadline_s=_deadline(fields),
-        user=fields.string("user", max_chars=4096),
+        user=tenant or user,
         routing_key=fields.string("routing_key", max_chars=512),
+    )
+
+
+def read_namespace(fields: Fields) -> Namespace:
+    """What must never share KV with anything else: the adapter, `extra_key`, `cache_salt`."""
+    lora = fields.present("lora_path", "lora_id") or "lora_path"
+    return Namespace(
+        fields.string(lora, max_chars=512) or None, fields.string("extra_key", max_chars=512), fields.string("cache_salt", max_chars=512)
     )
 
 

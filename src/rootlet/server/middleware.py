@@ -15,7 +15,8 @@ from rootlet.core.clock import Clock
 from rootlet.core.ids import MAX_RID_CHARS, RID_CHARS
 from rootlet.metrics import names
 from rootlet.metrics.instruments import Instruments
-from rootlet.server.auth import check_key, is_open
+from rootlet.server.auth import Keys, is_open
+from rootlet.server.context import TENANT
 from rootlet.server.errors import HttpError, error_response
 
 API_VERSION = b"2020-10-01"
@@ -43,9 +44,9 @@ def request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
 class Front:
     """Wraps the router. Streams pass through untouched but for the headers of their first message."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, meters: Instruments, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys, meters: Instruments, clock: Clock) -> None:
         self._app = app
-        self._api_key = api_key
+        self._keys = keys
         self._meters = meters
         self._clock = clock
 
@@ -69,9 +70,9 @@ class Front:
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
             await send(message)
 
-        if self._api_key and not is_open(scope["method"], scope["path"]):
+        if self._keys and not is_open(scope["method"], scope["path"]):
             try:
-                check_key(self._api_key, scope["headers"])
+                scope[TENANT] = self._keys.tenant(scope["headers"])
             except HttpError as error:
                 await error_response(error)(scope, receive, send_with_headers)
                 return

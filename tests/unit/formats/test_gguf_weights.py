@@ -184,6 +184,25 @@ def test_bad_magic_version_and_type_are_named(gguf_f32: Path, tmp_path: Path) ->
         open_weights(path)
 
 
+def moved(path: Path, name: str, offset: int) -> Path:
+    """`path` with the data of tensor `name` said to begin `offset` bytes into the data."""
+    data = path.read_bytes()
+    at = data.index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
+    at += 4 + 8 * struct.unpack_from("<I", data, at)[0] + 4
+    out = path.with_name("moved.gguf")
+    out.write_bytes(data[:at] + struct.pack("<Q", offset) + data[at + 8 :])
+    return out
+
+
+def test_a_tensor_off_the_grid_or_over_another_is_damage(llama: Path, tmp_path: Path) -> None:
+    path = write_gguf(llama, tmp_path / "m.gguf")
+    first = min(GGUFFile(path).tensors.values(), key=lambda t: t.offset).name
+    with pytest.raises(BadModelFile, match=r"tensor output_norm\.weight starts at 4, which is no multiple of the alignment 32"):
+        open_weights(moved(path, "output_norm.weight", 4))
+    with pytest.raises(BadModelFile, match=rf"tensors {first} and output_norm\.weight overlap|tensors output_norm\.weight and {first} overlap"):
+        open_weights(moved(path, "output_norm.weight", 0))
+
+
 def test_array_outlives_close_and_writes_stay_private(gguf_f32: Path) -> None:
     before = gguf_f32.read_bytes()
     weights = open_weights(gguf_f32)

@@ -129,6 +129,15 @@ def test_every_problem_is_named_at_once() -> None:
     assert "extra: the model has no place for it" in message
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.float64])
+def test_numbers_that_are_no_weights_are_named(dtype: type[np.generic]) -> None:
+    kind = {np.int8: "i8", np.int64: "i64", np.float64: "f64"}[dtype]
+    source = source_of(a=RawTensor(kind, (2, 64), np.zeros((2, 64), dtype)))
+    source.matrix(("a",), (2,), cols=64)
+    with pytest.raises(BadModelFile, match=f"model.file: a: type {kind}, which is no type of weights"):
+        source.finish()
+
+
 def test_buffers_and_a_tied_head_may_be_left_over() -> None:
     tensors = {"lm_head.weight": dense(_values(2)), "model.layers.0.self_attn.rotary_emb.inv_freq": dense(_values(2))}
     FileWeights(FakeFile(**tensors), ReferenceTable(), label="model.file").finish()

@@ -1,27 +1,19 @@
-"""Block types: sizes and values against the gguf library."""
+"""Block types: values against the gguf library."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from rootlet.kernels.reference_blocks import BLOCK_BYTES, dequantize_rows, quantize_activations
-from rootlet.quant.gguf_blocks import BLOCK_TYPES, common_kind, quantize_q8_0
+from rootlet.quant.gguf_blocks import common_kind, quantize_q8_0
 
 
 def _values(rows: int, cols: int) -> np.ndarray:
     return np.random.default_rng(3).normal(size=(rows, cols)).astype(np.float32)
-
-
-@pytest.mark.parametrize("name", sorted(BLOCK_TYPES))
-def test_sizes_are_those_of_the_format(name: str) -> None:
-    block = BLOCK_TYPES[name]
-    assert (block.block_len, block.block_bytes) == GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
-    assert block.row_bytes(512) == 512 // block.block_len * block.block_bytes
-    assert bool(block.fallback) != block.kernel
 
 
 @pytest.mark.parametrize("name", sorted(BLOCK_BYTES))

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rootlet.core.errors import InvalidValue, Unsupported
-from rootlet.server.context import ServerContext, offload
+from rootlet.server.context import ServerContext, offload, tenant_of
 from rootlet.server.events import Answer, collect, until_gone
 from rootlet.server.fields import Fields
 from rootlet.server.generation import generate_req, read_common
@@ -38,16 +38,16 @@ async def create_chat_completion(context: ServerContext, request: Request) -> Re
     """Raises `RootletError` for everything that can be said before the first token."""
     context.require_ready()
     fields = await context.read_fields(request)
-    chat = await parse_chat(fields, context)
+    chat = await parse_chat(fields, context, tenant=tenant_of(request))
     if chat.common.stream:
         return await stream_reply(context, request, chat_frames(context, chat), keepalive_s=chat.common.keepalive_s)
     answers = await until_gone(request, collect(context, [chat.req]))
     return Response(orjson.dumps(chat_reply(context, chat, answers[0])), media_type="application/json")
 
 
-async def parse_chat(fields: Fields, context: ServerContext) -> ChatRequest:
+async def parse_chat(fields: Fields, context: ServerContext, *, tenant: str | None = None) -> ChatRequest:
     """Everything that can be refused without the engine is refused here."""
-    common = read_common(fields, context, prefix="chatcmpl-")
+    common = read_common(fields, context, prefix="chatcmpl-", tenant=tenant)
     sampling = read_sampling(fields, context.limits(max_temperature=MAX_TEMPERATURE), LENGTH)
     refuse_unsupported(fields)
     top_n = _top_logprobs(fields, context)
