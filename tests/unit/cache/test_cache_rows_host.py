@@ -273,20 +273,22 @@ def test_what_left_the_device_is_found_on_the_host_and_comes_back() -> None:
     assert len(bench.tier.log[-1].copies["swa"].host) == 2, "only the last window comes back"
 
 
-def test_only_what_is_missing_comes_back() -> None:
-    """The full KV is on the device, the state was evicted there."""
-    bench = host_bench(states=9)
+@pytest.mark.parametrize("lost", ["swa", "mamba"])
+def test_only_what_is_missing_comes_back(lost: str) -> None:
+    """The full KV is on the device, its window or its state was evicted there: no hit yet, though the host has it."""
+    bench = host_bench(window=20) if lost == "swa" else host_bench(states=9)
     both(bench, [1, 2, 3, 4])
     lock = bench.cache.inc_lock_ref(next(node for *_, path, node in bench.spans() if path == (1, 2, 3, 4)))
     bench.cache.core.others[0].let_go(lock)
     bench.locks.append(lock)
-    assert bench.cache.keeper.ensure("mamba", 20)
+    assert bench.cache.keeper.ensure(lost, bench.cache.keeper.pools[lost].num_pages)
     bench.check()
+    assert bench.probe([1, 2, 3, 4]) == 0
     found = bench.cache.match_prefix(key([1, 2, 3, 4]))
     assert (found.device_prefix_len, found.host_hit_length) == (0, 4)
     bench.acknowledge(bench.load_back([1, 2, 3, 4]))
     bench.check()
-    assert list(bench.tier.log[-1].copies) == ["mamba"]
+    assert list(bench.tier.log[-1].copies) == [lost]
     assert bench.probe([1, 2, 3, 4]) == 4
 
 
@@ -352,6 +354,20 @@ def test_the_copy_used_longest_ago_goes_first_children_before_parents() -> None:
     both(bench, [7, 8, 9, 9])
     assert tiers(bench) == {(1, 2, 3, 4): "DH", (5, 6): "D", (7, 8, 9, 9): "DH"}
     assert bench.host.evictions == {("full", "host_pressure"): 1}
+
+
+def test_a_use_of_what_lies_below_keeps_a_copy_young() -> None:
+    """The child's copy went while the child stays on the device: its parent was used with it, after the other one."""
+    bench = host_bench(pages=3)
+    both(bench, [1, 2], [1, 2, 3, 4], [5, 6])
+    bench.cache.match_prefix(key([1, 2, 3, 4]))
+    lock = bench.host.lock(next(node for *_, path, node in bench.spans() if path == (5, 6)))
+    assert bench.host.ensure("full", 1)
+    bench.host.unlock(lock)
+    assert tiers(bench) == {(1, 2): "DH", (1, 2, 3, 4): "D", (5, 6): "DH"}
+    assert bench.host.ensure("full", 2)
+    assert tiers(bench) == {(1, 2): "DH", (1, 2, 3, 4): "D", (5, 6): "D"}
+    bench.check()
 
 
 def test_a_copy_larger_than_the_pool_evicts_nothing() -> None:
