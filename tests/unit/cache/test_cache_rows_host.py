@@ -370,6 +370,30 @@ def test_a_use_of_what_lies_below_keeps_a_copy_young() -> None:
     bench.check()
 
 
+def test_a_copy_makes_no_room_of_the_one_it_hangs_on() -> None:
+    bench = host_bench(pages=2)
+    both(bench, [1, 2])
+    bench.serve([1, 2, 3, 4, 5, 6])
+    assert len(bench.tier.log) == 1
+    assert tiers(bench) == {(1, 2): "DH", (1, 2, 3, 4, 5, 6): "D"}
+
+
+def test_a_long_copy_is_trimmed_from_its_tail() -> None:
+    bench = host_bench(pages=4)
+    both(bench, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert bench.host.ensure("full", 1)
+    bench.check()
+    assert tiers(bench) == {(1, 2, 3, 4, 5, 6): "DH", (1, 2, 3, 4, 5, 6, 7, 8): "D"}
+
+
+def test_a_lost_host_window_of_a_node_on_the_device_takes_nothing_along() -> None:
+    bench = host_bench(window=20)
+    both(bench, [1, 2, 3, 4])
+    assert bench.host.ensure("swa", 20)
+    bench.check()
+    assert tiers(bench) == {(1, 2, 3, 4): "DH"}
+
+
 def test_a_copy_larger_than_the_pool_evicts_nothing() -> None:
     bench = host_bench(pages=2)
     both(bench, [1, 2, 3, 4], [7, 7, 7, 7, 7, 7])
