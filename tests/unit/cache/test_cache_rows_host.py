@@ -292,6 +292,17 @@ def test_only_what_is_missing_comes_back(lost: str) -> None:
     assert bench.probe([1, 2, 3, 4]) == 4
 
 
+def test_of_a_window_that_is_half_on_the_device_the_other_half_comes_back() -> None:
+    bench = host_bench(window=20)
+    both(bench, [1, 2, 3, 4], [1, 2, 3, 4, 5, 6])
+    assert bench.cache.ensure_pages(bench.cache.free_pages + 1)
+    assert tiers(bench) == {(1, 2, 3, 4): "DH", (1, 2, 3, 4, 5, 6): "H"}
+    bench.acknowledge(bench.load_back([1, 2, 3, 4, 5, 6]))
+    bench.check()
+    assert {name: len(copy.host) for name, copy in bench.tier.log[-1].copies.items()} == {"full": 1, "swa": 1}
+    assert bench.probe([1, 2, 3, 4, 5, 6]) == 6
+
+
 @pytest.mark.parametrize(("least", "loads"), [(4, True), (5, False)])
 def test_a_host_hit_below_the_least_length_is_computed_anew(least: int, loads: bool) -> None:
     bench = host_bench(min_load_len=least)
