@@ -28,6 +28,7 @@ _KNOWN: dict[str, Named] = {
     "gauges.kv_evictable_pages": (names.KV_PAGES, ("cached",)),
     "gauges.kv_protected_pages": (names.KV_PAGES, ("locked",)),
     "gauges.kv_private_pages": (names.KV_PAGES, ("private",)),
+    "gauges.kv_leaked_pages": (names.KV_PAGES, ("leaked",)),
     "gauges.kv_total_pages": (names.KV_PAGES, ("total",)),
     "counters.retractions": (names.SCHEDULER_RETRACTIONS, ()),
     "counters.preemptions": (names.SCHEDULER_PREEMPTIONS, ()),

@@ -149,6 +149,7 @@ def test_every_number_of_a_real_scheduler_is_there_once() -> None:
     assert got["rootlet_kv_pages{state=total}"] == 8 == sum(got[f"rootlet_kv_pages{{state={s}}}"] for s in ("free", "cached", "locked", "private"))
     evictions = sum(value for name, value in got.items() if name.startswith("rootlet_evictions_total{component=full"))
     assert got["rootlet_evicted_pages_total"] == evictions > 0
+    assert got["rootlet_kv_pages{state=leaked}"] == 0
 
 
 def test_flatten_takes_numbers_only() -> None:
