@@ -13,7 +13,7 @@ RIVAL ?=
 TORCH ?= torch==2.13.0
 NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-control bench-fairness bench-policies bench-quality bench-replay bench-step bench-trace torture trace-demo rows clean
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-control bench-fairness bench-http bench-neighbour bench-policies bench-python bench-quality bench-replay bench-step bench-trace torture trace-demo rows clean
 .DEFAULT_GOAL := help
 
 help: ## this list
