@@ -34,10 +34,7 @@ def unlimited_hits(visits: Sequence[Visit]) -> int:
     seen: set[int] = set()
     hits = 0
     for visit in visits:
-        for block in visit.blocks[: visit.num_usable]:
-            if block not in seen:
-                break
-            hits += 1
+        hits += sum(block in seen for block in visit.blocks[: visit.num_usable])
         seen.update(visit.blocks)
     return hits
 

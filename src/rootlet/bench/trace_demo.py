@@ -23,7 +23,7 @@ from rootlet.cli.remote import explain, trace
 
 FLAGS = (
     "--ctx-len", "2048", "--max-total-tokens", "640", "--page-size", "16", "--chunked-prefill", "64", "--max-running", "16",
-    "--conservativeness", "0.3", "--no-log-requests",
+    "--conservativeness", "0.1", "--no-log-requests",
 )  # fmt: skip
 REQUESTS = 24
 
