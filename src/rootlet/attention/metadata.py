@@ -139,6 +139,7 @@ class StepTables:
         items[:, 5] = self._seq_lens[items[:, 3]]
 
     def _describe(self, plan: StepPlan) -> None:
+        self._decoded_rows = None  # until all of it is there
         b, t = plan.num_rows, plan.num_tokens
         np.cumsum(plan.extend_lens, out=self._qo_indptr[1 : b + 1])
         self._qo_indptr[b + 1 :] = t
