@@ -255,7 +255,8 @@ def test_window_pages_of_the_rows_that_ride_along_are_not_given_to_a_newcomer() 
     """A chunk that took more than was reserved for it once made room out of what decode rows of the same step need. Found by the property machine."""
     script = script_with(
         "full+swa", page_size=1, sizes={"window_len": 8, "num_window_pages": 40}, capacity={"max_context_len": 160},
-        cache=CacheArgs(prefix_cache=False), num_pages=59, depth=2, mode="eager", eos_rate=0.1, mixed_chunk=True, chunked_prefill=16, max_prefill=32, max_running=5, conservativeness=0.1,
+        cache=CacheArgs(prefix_cache=False), num_pages=59, depth=2, mode="eager", eos_rate=0.1, mixed_chunk=True,
+        chunked_prefill=16, max_prefill=32, max_running=5, conservativeness=0.1,
         schedule_policy="dfs-weight",
     )  # fmt: skip
 
