@@ -75,7 +75,6 @@ void bind_tape(nb::module_& m) {
           },
           "num_tokens"_a, "num_rows"_a, "num_logit_rows"_a, "num_work"_a, "profile"_a = false, nb::call_guard<nb::gil_scoped_release>())
       .def("materialise", &Tape::materialise, "address"_a)
-      .def("max_rows", [](const Tape& t, int space) { return t.max_rows(static_cast<RowSpace>(space)); })
       .def("reset_profile", &Tape::reset_timers)
       .def("profile", [](const Tape& t) {
         std::vector<std::tuple<std::string, uint64_t, uint64_t, uint64_t>> out;
@@ -153,13 +152,6 @@ void bind_elementwise(nb::module_& m) {
         submit(tape, op, rootlet::SiluArgs{count_of(tape, rows, space), n, at<float>(x), x_stride, at<float>(out), nullptr, nullptr});
       },
       "tape"_a.none(), "x"_a, "x_stride"_a, "out"_a, "rows"_a, "space"_a, "n"_a);
-  m.def(
-      "add",
-      [](Tape* tape, Address x, int64_t x_stride, Address y, int64_t y_stride, Address out, int rows, int space, int n) {
-        static OpRef op("add");
-        submit(tape, op, rootlet::AddArgs{count_of(tape, rows, space), n, at<float>(x), x_stride, at<float>(y), y_stride, at<float>(out)});
-      },
-      "tape"_a.none(), "x"_a, "x_stride"_a, "y"_a, "y_stride"_a, "out"_a, "rows"_a, "space"_a, "n"_a);
   m.def(
       "gather_rows",
       [](Tape* tape, Address x, int64_t x_stride, Address index, Address out, int rows, int space, int n, int num_source_rows) {

@@ -1,5 +1,6 @@
 """The prefix cache against a naive oracle, under any order of what a scheduler may do: full attention alone, with windows, with states, with both.
 
+Each set of components runs with a host tier and without, over page sizes and eviction policies; what was run is counted and printed at the end.
 After every rule: all invariants, tags of all pages, the executor's view of the page table, and the oracle's tree, hits, priorities, counters.
 ROOTLET_HYPOTHESIS_PROFILE=long: 2,000 examples of 60 steps for each set of components.
 """
@@ -7,6 +8,7 @@ ROOTLET_HYPOTHESIS_PROFILE=long: 2,000 examples of 60 steps for each set of comp
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, event, settings
@@ -28,6 +30,9 @@ LONG = os.environ.get("ROOTLET_HYPOTHESIS_PROFILE") == "long"
 # pairs that a concatenation would confuse, and two spellings of "no namespace"
 NAMESPACES = (Namespace(), Namespace("", None, ""), Namespace("a", "bc"), Namespace("ab", "c"), Namespace(None, "a", "bc"))
 PAGES_PER_ROW = 10
+PAGE_SIZES = (1, 2, 4, 16)
+RUNS: Counter[tuple[str, int, str]] = Counter()  # (machine, page size, policy) -> examples
+STEPS: Counter[str] = Counter()
 
 picks = st.integers(0, 63)
 tokens = st.lists(st.integers(0, 1), min_size=0, max_size=24)
@@ -38,7 +43,7 @@ class CacheMachine(RuleBasedStateMachine):
     with_host = False
 
     @initialize(
-        page_size=st.sampled_from((1, 2, 4, 16)),
+        page_size=st.sampled_from(PAGE_SIZES),
         policy=st.sampled_from(POLICIES.names()),
         num_pages=st.integers(8, 40),
         rows=st.integers(1, 6),
@@ -69,6 +74,7 @@ class CacheMachine(RuleBasedStateMachine):
         squeezed: bool,
         fill: list[tuple[int, int, int, list[int], int]],
     ) -> None:
+        self.policy = policy
         self.window_len = min(window_len, 3 * page_size) if "swa" in self.parts else None
         self.grid = grid_pages * page_size
         hits, min_load_len, *sizes = tier
@@ -527,6 +533,8 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
             return
+        RUNS[type(self).__name__, self.bench.page_size, self.policy] += 1
+        STEPS[type(self).__name__] += self.steps
         stats = self.cache.stats()
         for name in ("evicted_pages", "duplicate_pages", "adopted_pages", "matched_tokens", "epoch", *[f"{part}_evicted" for part in self.parts]):
             event(f"{name}: {'some' if stats[name] else 'none'}")
@@ -686,17 +694,31 @@ def _test_case(machine: type[CacheMachine]) -> type:
     return pytest.mark.timeout(7200 if LONG else 300)(case)
 
 
-TestCacheMachine = _test_case(CacheMachine)
-TestWindowMachine = _test_case(WindowMachine)
-TestStateMachine = _test_case(StateMachine)
-TestWholeMachine = _test_case(WholeMachine)
-
-
 def _with_host(machine: type[CacheMachine]) -> type[CacheMachine]:
     return type("Host" + machine.__name__, (machine,), {"with_host": True})
 
 
-TestHostMachine = _test_case(_with_host(CacheMachine))
-TestHostWindowMachine = _test_case(_with_host(WindowMachine))
-TestHostStateMachine = _test_case(_with_host(StateMachine))
-TestHostWholeMachine = _test_case(_with_host(WholeMachine))
+PLAIN = (CacheMachine, WindowMachine, StateMachine, WholeMachine)
+MACHINES = (*PLAIN, *map(_with_host, PLAIN))
+(
+    TestCacheMachine,
+    TestWindowMachine,
+    TestStateMachine,
+    TestWholeMachine,
+    TestHostMachine,
+    TestHostWindowMachine,
+    TestHostStateMachine,
+    TestHostWholeMachine,
+) = map(_test_case, MACHINES)
+
+
+def test_every_page_size_and_policy_was_met_often_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs after the machines above, and counts what they did."""
+    with capsys.disabled():
+        for machine in sorted(STEPS):
+            counts = {(size, policy): RUNS[machine, size, policy] for size in PAGE_SIZES for policy in POLICIES.names()}
+            low, high = min(counts.values()), max(counts.values())
+            print(f"\n{machine:18} {sum(counts.values()):6} examples {STEPS[machine]:8} steps, {low} to {high} of each page size and policy", end="")
+            assert not LONG or low >= 10, f"{machine}: {counts}"
+    met = {(size, policy) for _, size, policy in RUNS}
+    assert len(STEPS) < len(MACHINES) or met == {(size, policy) for size in PAGE_SIZES for policy in POLICIES.names()}

@@ -1,7 +1,7 @@
 """`make bench-http`: the workloads of a driver over HTTP, each against a fresh server, and beside it llama.cpp's own server on the same file.
 
-The driver is a program of its own (`--load`): it takes --base, --model, --workload, -c, -n, --data, --label and prints one JSON line. `single` is also held
-against the in-process `Engine`, measured just before. Turns are interleaved (ours, rival, ours, rival); medians of rounds. Owns the servers it starts.
+The driver is a program of its own (`--load`): it takes --base, --model, --workload, -c, -n, --data, --label and prints one JSON line. `single` is
+held against the in-process `Engine`, measured just before. Turns are interleaved (ours, rival, ours, rival); medians of rounds. Owns its servers.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 
 from rootlet.cache.actions import BackUp, LoadBack
+from rootlet.cache.host_copies import HostCopies, InFlight
 from rootlet.cache.host_tier import HostLock, HostTier
-from rootlet.cache.host_tree import HostTree, InFlight
+from rootlet.cache.host_tree import HostTree
 from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.paths import on_device, path_from
@@ -21,7 +22,9 @@ from rootlet.cache.types import EvictReason, MatchResult, PageArray, TreeLock
 class HostKeeper:
     """`evictions`: host units given up, by (component, reason). Counters are in pages of the full KV."""
 
-    __slots__ = ("_core", "_keeper", "_ops", "_tier", "backed_up_pages", "evictions", "failed_copies", "flying", "loaded_pages", "skipped", "tree")
+    __slots__ = (
+        "_copies", "_core", "_keeper", "_ops", "_tier", "backed_up_pages", "evictions", "failed_copies", "flying", "loaded_pages", "skipped", "tree",
+    )  # fmt: skip
 
     def __init__(self, tier: HostTier, *, core: UnifiedTreeCore, keeper: PoolKeeper) -> None:
         assert set(tier.pools) == set(keeper.pools), f"C6: host pools {sorted(tier.pools)} for components {sorted(keeper.pools)}"
@@ -30,6 +33,7 @@ class HostKeeper:
         self._keeper = keeper
         keeper.host_pools = dict(tier.pools)
         self.tree = core.host = HostTree(core)
+        self._copies = HostCopies(core, self.tree)
         self._ops = 0
         self.flying: dict[int, InFlight] = {}
         self.evictions: Counter[tuple[str, EvictReason]] = Counter()
@@ -65,13 +69,13 @@ class HostKeeper:
         for at in path_from(node, 0):
             if not 0 < self._tier.write_through_hits <= at.hits:
                 return
-            if at.backup_op is None and self.tree.missing(at) and not self._back_up(at):
+            if at.backup_op is None and self._copies.missing(at) and not self._back_up(at):
                 self.skipped["no_host_room"] += 1
                 return
 
     def _back_up(self, node: UnifiedTreeNode) -> bool:
         assert node.parent is not None, f"S1: backup of the root {node}"
-        missing, lock = self.tree.missing(node), self.tree.lock(node.parent, node.parent.start)
+        missing, lock = self._copies.missing(node), self.tree.lock(node.parent, node.parent.start)
         own = self.tree.lock(node, node.start)  # its older host values must not make room for the others
         ok = all(self.ensure(name, len(units)) for name, units in missing.items())
         self.tree.unlock(own)
@@ -80,7 +84,7 @@ class HostKeeper:
             return False
         self._ops += 1
         host = {name: self._take(name, len(units)) for name, units in missing.items()}
-        copy = self.flying[self._ops] = self.tree.begin_backup(self._ops, node, host, lock)
+        copy = self.flying[self._ops] = self._copies.begin_backup(self._ops, node, host, lock)
         self._tier.start(BackUp(self._ops, {name: span.copy() for name, span in copy.spans.items()}))
         return True
 
@@ -93,11 +97,11 @@ class HostKeeper:
         best = found.best_match_node
         if best is None or not best.alive or found.host_hit_length < max(1, self._tier.min_load_len):
             return None
-        wanted = self.tree.wanted(best)
+        wanted = self._copies.wanted(best)
         if not wanted:
             return None
         start = min(node.start for nodes in wanted.values() for node in nodes)
-        pending = self.tree.pending_load(best, start)
+        pending = self._copies.pending_load(best, start)
         if pending is not None:
             return pending
         locks = self._core.lock(on_device(best) if on_device(best).end else self._core.root), self.tree.lock(best, start)
@@ -109,7 +113,7 @@ class HostKeeper:
             return None
         self._ops += 1
         device = {name: self._keeper.reserve(name, size) for name, size in sizes.items()}
-        copy = self.flying[self._ops] = self.tree.begin_load(self._ops, best, wanted, device, locks=locks)
+        copy = self.flying[self._ops] = self._copies.begin_load(self._ops, best, wanted, device, locks=locks)
         self._tier.start(LoadBack(self._ops, {name: span.copy() for name, span in copy.spans.items()}))
         return self._ops
 
@@ -125,10 +129,10 @@ class HostKeeper:
         if copy.is_load:
             for name, span in copy.spans.items():
                 self._keeper.in_flight[name] -= int((span.device != 0).sum())
-            actions = self.tree.commit_load(copy, ok=ok)
+            actions = self._copies.commit_load(copy, ok=ok)
             self.loaded_pages += self._core.full.evictable + self._core.full.protected - before[0]
         else:
-            actions = self.tree.commit_backup(copy, ok=ok)
+            actions = self._copies.commit_backup(copy, ok=ok)
             self.backed_up_pages += self.tree.held[full] - before[1]
         self.failed_copies += not ok
         self._keeper.execute(actions)

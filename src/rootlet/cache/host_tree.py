@@ -1,6 +1,6 @@
-"""The host side of the radix tree: which nodes have a copy on the host, what a backup or a load-back copies, which copy goes first.
+"""The host side of the radix tree: which nodes have a copy on the host, who keeps it there, which copy goes first.
 
-It decides and books; allocators and the tier are `host_keeper`'s. A node may be
+It decides and books; copies between the tiers are `host_copies`', allocators and the tier `host_keeper`'s. A node may be
 
     on the device only        new, or its copy was given up
     on both                   after a backup, after a load-back, or recomputed by a request
@@ -9,63 +9,35 @@ It decides and books; allocators and the tier are `host_keeper`'s. A node may be
 On the device a prefix of every path, and on the host too (S5): a copy is kept only below a copy. Each component has its host value beside the
 node's full KV or not (a host tombstone); the host value of a window or a state goes alone, that of the full KV takes all with it.
 
-A copy in flight names its bottom node and the offset where it starts. Ends never move, so whatever was split meanwhile, the nodes of
-[start, node.end) are exactly those that were copied, and each takes its share. cache.md 2.15; SGLang HiCache for the behaviour.
+cache.md 2.15; SGLang HiCache for the behaviour.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from rootlet.cache import key as keys
-from rootlet.cache.actions import Announce, CacheAction, Copy, FreeHostPages, FreePages
+from rootlet.cache.actions import Announce, CacheAction, FreeHostPages
 from rootlet.cache.components.base import Copyable
 from rootlet.cache.events import HOST, BlockRemoved
 from rootlet.cache.eviction import RecencyHeap
 from rootlet.cache.host_tier import HostLock
 from rootlet.cache.node import UnifiedTreeNode
-from rootlet.cache.paths import on_device, path_from, stored
+from rootlet.cache.paths import path_from, stored
 from rootlet.cache.tree_core import UnifiedTreeCore
-from rootlet.cache.types import PageArray, TreeLock
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Units of one component, by page of [start, node.end) of a copy, 0 where nothing is copied; a single one for what is not per page."""
-
-    device: PageArray
-    host: PageArray
-
-    def copy(self) -> Copy:
-        used = self.host != 0
-        return Copy(self.device[used], self.host[used])
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A copy that is not acknowledged. `device_lock`, `host_lock`: keep what is read, and what the result will hang on."""
-
-    node: UnifiedTreeNode
-    start: int
-    is_load: bool
-    spans: dict[str, Span]
-    device_lock: TreeLock
-    host_lock: HostLock
+from rootlet.cache.types import PageArray
 
 
 class HostTree:
-    """Created by `HostKeeper`, which makes the core know it. Counters are in units: `held` on nodes, by component."""
+    """Created by `HostKeeper`, which makes the core know it. `parts`: components by name, Full first. `held`: units on nodes, by component."""
 
-    __slots__ = ("_core", "_heaps", "_num_values", "_parts", "demoted_pages", "held", "num_locks")
+    __slots__ = ("_core", "_heaps", "_num_values", "demoted_pages", "held", "num_locks", "parts")
 
     def __init__(self, core: UnifiedTreeCore) -> None:
         self._core = core
-        self._parts: dict[str, Copyable] = {part.name: part for part in (core.full, *core.others)}
-        self._heaps = {name: RecencyHeap(lambda node: (node.tick, node.end), self._is_free(name)) for name in self._parts}
+        self.parts: dict[str, Copyable] = {part.name: part for part in (core.full, *core.others)}
+        self._heaps = {name: RecencyHeap(lambda node: (node.tick, node.end), self._is_free(name)) for name in self.parts}
         self._num_values: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
         self.demoted_pages = 0
@@ -78,12 +50,12 @@ class HostTree:
         upper.host_refs, upper.backup_op, upper.load_op = lower.host_refs, lower.backup_op, lower.load_op
         if lower.host is None:
             return
-        per_page = [name for name in lower.host if self._parts[name].per_page]
+        per_page = [name for name in lower.host if self.parts[name].per_page]
         upper.host = {name: lower.host[name][:num_pages].copy() for name in per_page}
         lower.host |= {name: lower.host[name][num_pages:].copy() for name in per_page}
         upper.host_children = 1
         self._num_values.update(per_page)
-        self._offer(upper)
+        self.offer(upper)
 
     # ---- locks --------------------------------------------------------------------------------------------------------------------------
 
@@ -103,97 +75,7 @@ class HostTree:
         for at in path_from(lock.node, lock.start):
             assert at.host_refs > 0, f"L1: {at} has no host lock"
             at.host_refs -= 1
-            self._offer(at)
-
-    # ---- device -> host -----------------------------------------------------------------------------------------------------------------
-
-    def missing(self, node: UnifiedTreeNode) -> dict[str, PageArray]:
-        """Component -> its device units on `node`, of what the host has no copy of."""
-        found = {name: part.units(node) for name, part in self._parts.items() if node.host is None or name not in node.host}
-        return {name: units for name, units in found.items() if units is not None}
-
-    def begin_backup(self, op: int, node: UnifiedTreeNode, host: dict[str, PageArray], host_lock: HostLock) -> InFlight:
-        """`host`: fresh host units for all that is `missing`. `host_lock` keeps the copy of the node above, without which this one is no use."""
-        node.backup_op = op
-        spans = {name: Span(units.copy(), host[name]) for name, units in self.missing(node).items()}
-        return InFlight(node, node.start, False, spans, self._core.lock(node), host_lock)
-
-    def commit_backup(self, copy: InFlight, *, ok: bool) -> list[CacheAction]:
-        """The copy is done, or failed: its nodes have a host copy from now on, where the node above has one too."""
-        actions: list[CacheAction] = []
-        for at in path_from(copy.node, copy.start):
-            at.backup_op = None
-            for name, span in copy.spans.items():
-                units = self._share(copy, at, name, span.host)
-                if units is None:
-                    continue
-                if ok and self._may_hold(at, name):
-                    actions += self._hold(at, name, units)
-                else:
-                    actions.append(FreeHostPages(name, units))
-        self._release(copy)
-        return actions
-
-    # ---- host -> device -----------------------------------------------------------------------------------------------------------------
-
-    def wanted(self, best: UnifiedTreeNode) -> dict[str, list[UnifiedTreeNode]]:
-        """What a request needs on the device to go on from `best`, and only the host has: nodes by component."""
-        nodes = {self._core.full.name: path_from(best, on_device(best).end)}
-        for component in self._core.others:
-            lacking = [at for at in component.needs(best) if component.units(at) is None and at.host is not None and component.name in at.host]
-            nodes[component.name] = lacking
-        return {name: found for name, found in nodes.items() if found}
-
-    def pending_load(self, best: UnifiedTreeNode, start: int) -> int | None:
-        """A load that is in flight for some of [start, best.end); None when there is none."""
-        return next((at.load_op for at in path_from(best, start) if at.load_op is not None), None)
-
-    def begin_load(
-        self,
-        op: int,
-        best: UnifiedTreeNode,
-        wanted: dict[str, list[UnifiedTreeNode]],
-        device: dict[str, PageArray],
-        *,
-        locks: tuple[TreeLock, HostLock],
-    ) -> InFlight:
-        """`device`: fresh device units for all that is `wanted`, in the order of its nodes from the shallowest down. `locks`: on the deepest node
-        above that is on the device, and on the host values that are read."""
-        start = locks[1].start
-        spans = {}
-        for name, nodes in wanted.items():
-            size = (best.end - start) // self._core.page_size if self._parts[name].per_page else 1
-            span, at = Span(np.zeros(size, dtype=np.int32), np.zeros(size, dtype=np.int32)), 0
-            for node in sorted(nodes, key=lambda node: node.end):
-                assert node.host is not None, f"S6: {node} is not on the host"
-                units = node.host[name]
-                where = (node.start - start) // self._core.page_size if self._parts[name].per_page else 0
-                span.host[where : where + len(units)] = units
-                span.device[where : where + len(units)] = device[name][at : at + len(units)]
-                at += len(units)
-            spans[name] = span
-        for node in path_from(best, start):
-            node.load_op = op
-        return InFlight(best, start, True, spans, *locks)
-
-    def commit_load(self, copy: InFlight, *, ok: bool) -> list[CacheAction]:
-        """The copy is done, or failed: its nodes are on the device from now on, unless somebody brought them back meanwhile."""
-        actions: list[CacheAction] = []
-        for at in path_from(copy.node, copy.start):
-            at.load_op = None
-            for name, span in copy.spans.items():
-                units = self._share(copy, at, name, span.device)
-                if units is None:
-                    continue
-                part = self._parts[name]
-                if ok and part.units(at) is None and (at.full_pages is not None or name == self._core.full.name):
-                    part.restore(at, units, self._core.tick)
-                    if name == self._core.full.name and self._core.announce:
-                        actions.append(self._stored(at))
-                else:
-                    actions.append(FreePages(name, units))
-        self._release(copy)
-        return actions
+            self.offer(at)
 
     # ---- evict --------------------------------------------------------------------------------------------------------------------------
 
@@ -239,7 +121,7 @@ class HostTree:
             assert parent.parent is None or parent.host is not None, f"S5: the parent of {node} has no host copy"
             assert self._core.full.name in node.host, f"S6: {node} has host values of {list(node.host)} alone"
             for name, units in node.host.items():
-                size = (node.end - node.start) // self._core.page_size if self._parts[name].per_page else 1
+                size = (node.end - node.start) // self._core.page_size if self.parts[name].per_page else 1
                 assert len(units) == size, f"S3: {len(units)} host units of {name} on {node}"
                 held[name] += size
         assert held == +self.held, f"C6: {dict(held)} host units are on nodes, {dict(self.held)} counted"
@@ -259,36 +141,30 @@ class HostTree:
         """E2: its host copy may go."""
         return node.host is not None and not node.host_children and not node.host_refs and node.backup_op is None
 
-    def _offer(self, node: UnifiedTreeNode) -> None:
+    def offer(self, node: UnifiedTreeNode) -> None:
         """What is free of the host values of `node` is a candidate from now on."""
         for name in node.host or ():
             if self._is_free(name)(node):
                 self._heaps[name].offer(node, num_values=self._num_values[name])
 
-    def _share(self, copy: InFlight, node: UnifiedTreeNode, name: str, units: PageArray) -> PageArray | None:
-        """What belongs to one node of a copy; None when nothing was copied there."""
-        if self._parts[name].per_page:
-            units = units[(node.start - copy.start) // self._core.page_size : (node.end - copy.start) // self._core.page_size]
-        elif node is not copy.node:
-            return None
-        return units.copy() if units[0] else None
-
-    def _may_hold(self, node: UnifiedTreeNode, name: str) -> bool:
+    def may_hold(self, node: UnifiedTreeNode, name: str) -> bool:
+        """A host value of `name` is of use on `node`: the full KV below a copy or a root, others beside the full KV."""
         if name != self._core.full.name:
             return node.host is not None
         return node.parent is not None and (node.parent.parent is None or node.parent.host is not None)
 
-    def _hold(self, node: UnifiedTreeNode, name: str, units: PageArray) -> list[CacheAction]:
+    def hold(self, node: UnifiedTreeNode, name: str, units: PageArray) -> list[CacheAction]:
+        """The host value of `name` on `node` is `units` from now on."""
         assert node.host is None or name not in node.host, f"S6: {node} has a host value of {name} already"
         self._num_values[name] += 1
         self.held[name] += len(units)
         is_first, node.host = node.host is None, {**(node.host or {}), name: units}
-        self._offer(node)
+        self.offer(node)
         if not is_first:
             return []
         assert node.parent is not None, f"S1: {node} has no parent"
         node.parent.host_children += 1
-        return [self._stored(node, HOST)] if self._core.announce else []
+        return [self.stored(node, HOST)] if self._core.announce else []
 
     def _drop_value(self, node: UnifiedTreeNode, name: str) -> CacheAction:
         assert node.host is not None, f"S6: {node} is not on the host"
@@ -308,19 +184,14 @@ class HostTree:
         parent.host_children -= 1
         if node.full_pages is None:
             self._core.detach(node)
-        self._offer(parent)
+        self.offer(parent)
         return actions
 
-    def _release(self, copy: InFlight) -> None:
-        self.unlock(copy.host_lock)
-        self._core.unlock(copy.device_lock)
-        for at in path_from(copy.node, copy.start):
-            self._offer(at)
-
-    def _stored(self, node: UnifiedTreeNode, medium: str | None = None) -> Announce:
+    def stored(self, node: UnifiedTreeNode, medium: str) -> Announce:
+        """`node` is on one more tier, `medium`."""
         root = node
         while root.parent is not None:
             root = root.parent
         assert root.namespace is not None, f"S7: {node} is under no namespace"
         block_bytes = self._core.page_size * keys.UNIT_BYTES
-        return stored(node, root.namespace, block_bytes=block_bytes, **({} if medium is None else {"medium": medium}))
+        return stored(node, root.namespace, block_bytes=block_bytes, medium=medium)

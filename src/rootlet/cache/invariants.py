@@ -18,6 +18,7 @@ import numpy as np
 from rootlet.cache import key as keys
 from rootlet.cache.host_tier import HostLock
 from rootlet.cache.node import UnifiedTreeNode
+from rootlet.cache.paths import path_from
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
 from rootlet.cache.tree_core import UnifiedTreeCore
@@ -146,6 +147,9 @@ def _check_host(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode], lock
     host = cache.host
     marks = {op for node in nodes for op in (node.backup_op, node.load_op) if op is not None}
     assert marks <= set(() if host is None else host.flying), f"S4: marks {marks} of copies that are not in flight"
+    for op, copy in () if host is None else host.flying.items():
+        for at in path_from(copy.node, copy.start):
+            assert op == (at.load_op if copy.is_load else at.backup_op), f"S4: {at} does not know of copy {op}"
     if host is None:
         assert not any(node.host is not None or node.host_refs for node in nodes), "S4: host values without a tier"
         return

@@ -68,10 +68,14 @@ class PoolKeeper:
 
     def alloc(self, name: str, n: int, reason: EvictReason) -> IntArray | None:
         """`n` units, which a request owns from now on; None, and nothing evicted, when there are not so many."""
-        if not self.ensure(name, n, reason):
-            return None
+        return self.take(name, n) if self.ensure(name, n, reason) else None
+
+    def take(self, name: str, n: int) -> IntArray:
+        """`n` units that are free, for a request."""
+        units = self.pools[name].alloc(n)
+        assert units is not None, f"E4: {n} units of {name} were free just now"
         self.private[name] += n
-        return self.pools[name].alloc(n)
+        return units
 
     def reserve(self, name: str, n: int) -> IntArray:
         """`n` units for a copy from the host, which `ensure` has made free."""

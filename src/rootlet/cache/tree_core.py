@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -49,8 +49,7 @@ class InsertResult:
     actions: tuple[CacheAction, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(NamedTuple):
     """`node`: where a request can go on at once, the root for nowhere. `best`: where it could with what the host holds, `node` without a tier.
     `full_len`: tokens of which some tier has the full KV. `hit_lens`: tokens that each component would match on the device if it were alone with
     full attention, Full first."""
@@ -143,7 +142,7 @@ class UnifiedTreeCore:
         first, last = min(protected.end, present_len) // self.page_size, present_len // self.page_size
         borrowed = self.path_pages(above, start=first * self.page_size)
         actions: tuple[CacheAction, ...] = (FreePages(self.full.name, pages[first:last]),) if first < last else ()
-        for at in path_from(node, above.end):  # on the host only so far: they take the caller's pages, which nobody frees
+        for at in path_from(node, above.end) if above is not node else ():  # on the host only so far: they take the caller's pages
             self.full.restore(at, pages[at.start // self.page_size : at.end // self.page_size], self.tick)
             if self.announce:
                 actions += (stored(at, key.namespace, block_bytes=self._page_bytes),)

@@ -90,7 +90,7 @@ class UnifiedRadixCache:
         self.host = None if tier is None else HostKeeper(tier, core=self.core, keeper=self.keeper)
         self._publisher = Publisher(self.core, self.keeper, rows=req_to_token, window=self.window, states=self.states, host=self.host)
         self._counters = dict.fromkeys(("matches", "lookup_tokens", "matched_tokens"), 0)
-        self._hits = dict.fromkeys((self.full.name, *(part.name for part in others)), 0)
+        self._hits = [0] * (1 + len(others))  # of each component, Full first
         self._host_hits = 0
 
     # ---- sizes, in pages, O(1) ---------------------------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ class UnifiedRadixCache:
         self._counters["matches"] += 1
         self._counters["lookup_tokens"] += len(key)
         self._counters["matched_tokens"] += node.end
-        for name, length in zip(self._hits, reached.hit_lens, strict=True):
-            self._hits[name] += length
+        for i, length in enumerate(reached.hit_lens):
+            self._hits[i] += length
         found = MatchResult(device_prefix_len=node.end, last_device_node=node, pages=self.core.path_pages(node))
         if self.host is not None:
             self._host_hits += best.end - node.end
@@ -172,9 +172,7 @@ class UnifiedRadixCache:
                 return False
             for name in names:  # leaves first: they take their window pages along
                 self.keeper.ensure(name, need - have, reason)
-            pages = self.keeper.alloc(self.full.name, need - have, reason)
-            assert pages is not None, "E4: pages were free just now"
-            self.req_to_token.write(kv.row, have, pages)
+            self.req_to_token.write(kv.row, have, self.keeper.take(self.full.name, need - have))
             if self.window is not None:
                 self.window.take(kv.row, have, need)
         kv.kv_allocated_len = max(kv.kv_allocated_len, length)
@@ -239,6 +237,7 @@ class UnifiedRadixCache:
         re-admitted request twice; per-request hits are the scheduler's to report. `hit_tokens`: by tier, "all" = of matches, by component = what
         it would have matched alone with full attention. `evictions`: units given up, by tier, component and reason."""
         total = self.allocator.num_pages
+        hits = dict(zip((self.full.name, *(part.name for part in self.core.others)), self._hits, strict=True))
         evictions = {"device": self.keeper.evictions} | ({} if self.host is None else {"host": self.host.evictions})
         return {
             "total_pages": total,
@@ -255,7 +254,7 @@ class UnifiedRadixCache:
             **self._counters,
             "adopted_pages": self._publisher.adopted_pages,
             "duplicate_pages": self._publisher.duplicate_pages,
-            "hit_tokens": {"device": {"all": self._counters["matched_tokens"], **self._hits}}
+            "hit_tokens": {"device": {"all": self._counters["matched_tokens"], **hits}}
             | ({} if self.host is None else {"host": {"all": self._host_hits}}),
             "evictions": {tier: by_reason(counts) for tier, counts in evictions.items()},
             "evicted_pages": self.keeper.evicted(self.full.name),

@@ -30,18 +30,18 @@ def _bind(socket: zmq.Socket[Any], where: str) -> None:
     socket.bind(where)
 
 
-def _drain(socket: zmq.Socket[bytes], codec: Codec[M]) -> list[M]:
-    """What has come, at most `MAX_DRAIN` frames; those that cannot be decoded are skipped. Never waits."""
+def _drain(socket: zmq.Socket[bytes], codec: Codec[M]) -> tuple[list[M], bool]:
+    """(what has come, at most `MAX_DRAIN` frames; was that all?). Frames that cannot be decoded are skipped. Never waits."""
     messages: list[M] = []
     for _ in range(MAX_DRAIN):
         try:
             frame = socket.recv(zmq.NOBLOCK)
         except zmq.Again:
-            break
+            return messages, True
         message = codec.decode(frame)
         if message is not None:
             messages.append(message)
-    return messages
+    return messages, False
 
 
 class ZmqSender(Generic[M]):
@@ -72,7 +72,7 @@ class ZmqReceiver(Generic[M]):
         # Not waiting is the case of every step: then no poll, whose setting up costs more than the look itself.
         if timeout_s > 0 and not self._socket.poll(round(timeout_s * 1000)):
             return []
-        return _drain(self._socket, self._codec)
+        return _drain(self._socket, self._codec)[0]
 
     def close(self) -> None:
         self._socket.close()
@@ -87,6 +87,7 @@ class ZmqAsyncReceiver(Generic[M]):
         _bind(self._socket, where)
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
+        self._arrived.set()
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._arrived.set)
 
@@ -95,11 +96,13 @@ class ZmqAsyncReceiver(Generic[M]):
         while True:
             # The descriptor stays readable from an arrival until the socket is asked, and asking until there is nothing makes it quiet: so what
             # comes after the drain sets the event again.
+            await self._arrived.wait()
             self._arrived.clear()
-            messages = _drain(self._socket, self._codec)
+            messages, is_empty = _drain(self._socket, self._codec)
+            if not is_empty:
+                self._arrived.set()
             if messages:
                 return messages
-            await self._arrived.wait()
 
     def close(self) -> None:
         self._loop.remove_reader(self._fd)

@@ -45,7 +45,7 @@ WAITING = Metric("rootlet_waiting_requests", "gauge", "Requests in the scheduler
 KV_PAGES = Metric(
     "rootlet_kv_pages",
     "gauge",
-    "KV pages by state: free, cached (evictable), locked (shared, in use), private (of one running request), total",
+    "KV pages by state: free, cached (evictable), locked (shared, in use), private (of one running request), leaked (of nobody), total",
     ("state",),
 )
 SCHEDULER_RETRACTIONS = Metric("rootlet_retractions_total", "counter", "Retractions by the scheduler since its start")

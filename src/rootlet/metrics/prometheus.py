@@ -29,16 +29,17 @@ _KNOWN: dict[str, tuple[Named, ...]] = {
     "gauges.kv_evictable_pages": ((names.KV_PAGES, ("cached",)),),
     "gauges.kv_protected_pages": ((names.KV_PAGES, ("locked",)),),
     "gauges.kv_private_pages": ((names.KV_PAGES, ("private",)),),
+    "gauges.kv_leaked_pages": ((names.KV_PAGES, ("leaked",)),),
     "gauges.kv_total_pages": ((names.KV_PAGES, ("total",)),),
     "counters.retractions": ((names.SCHEDULER_RETRACTIONS, ()),),
     "counters.preemptions": ((names.SCHEDULER_PREEMPTIONS, ()),),
     "counters.prompt_tokens": ((names.LOOKUP_TOKENS, ()),),
     "counters.cached_tokens": ((names.HIT_TOKENS, ("device", FULL)),),
+    "cache.evicted_pages": ((names.EVICTED_PAGES, ()),),
     "kv_events.published_batches": ((names.KV_EVENT_BATCHES, ()),),
     "kv_events.dropped_batches": ((names.KV_EVENT_DROPS, ()),),
 }
-_EVICTED = {"cache.evicted_pages": FULL, "cache.swa_evicted": "swa", "cache.mamba_evicted": "mamba"}
-_ANY = "any"  # of a cache that counts without reasons
+_EVICTED = "cache.evictions.device."  # then component.reason
 _QUEUE = "queue."
 
 
@@ -53,15 +54,12 @@ def flatten(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, flo
 
 
 def _named(key: str) -> tuple[Named, ...]:
-    """What the number under `key` is called; () when it has no name of its own. Evictions come as one number, or as one a reason."""
+    """What the number under `key` is called; () when it has no name of its own."""
     if key.startswith(_QUEUE):
         return ((names.QUEUE_BY_REASON, (key.removeprefix(_QUEUE),)),)
-    group, reason = (key, _ANY) if key in _EVICTED else (key.rpartition(".")[0], key.rpartition(".")[2])
-    component = _EVICTED.get(group)
-    if component is None:
-        return _KNOWN.get(key, ())
-    by_reason: Named = (names.EVICTIONS, (component, reason))
-    return (by_reason, (names.EVICTED_PAGES, ())) if component == FULL else (by_reason,)
+    if key.startswith(_EVICTED):
+        return ((names.EVICTIONS, tuple(key.removeprefix(_EVICTED).split("."))),)
+    return _KNOWN.get(key, ())
 
 
 class Snapshot(Collector):

@@ -71,7 +71,7 @@ async def parse_native(fields: Fields, context: ServerContext, *, tenant: str | 
     is_list = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
     if source == "text" and isinstance(value, list) and not (value and all(isinstance(item, str) for item in value)):
         raise fields.refuse("text", "a string or a list of strings")
-    prompts = read_prompts(value, source, context.vocab_size, n=1)
+    prompts = read_prompts(value, source, context, n=1)
     common = read_common(Fields({**fields.data, **dict.fromkeys(_PER_PROMPT), "request_id": None}), context, prefix="gen-", tenant=tenant)
     add_special = fields.boolean("add_special_tokens", default=True)
     arguments = [_arguments(_view(fields, i, len(prompts), is_list=is_list), context, common, i) for i in range(len(prompts))]

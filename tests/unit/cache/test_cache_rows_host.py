@@ -10,7 +10,10 @@ from fixtures.fake_tier import FakeTier
 from rootlet.cache.actions import BackUp, LoadBack
 from rootlet.cache.events import DEVICE, HOST, AllBlocksCleared, BlockRemoved, BlockStored
 from rootlet.cache.key import pack
+from rootlet.cache.registry import build_cache
 from rootlet.cache.types import RadixKey
+from rootlet.config.schema import CacheArgs
+from rootlet.core.step import Capacity
 from rootlet.core.types import Namespace
 
 
@@ -129,7 +132,7 @@ def test_row_47_both_parts_of_a_node_that_was_split_under_its_backup_are_backed_
     bench = host_bench(states=9)
     bench.serve([1, 2, 3, 4, 5, 6])
     bench.cache.match_prefix(key([1, 2, 9, 9]))
-    assert (len(bench.tier.started), len(bench.spans())) == (1, 2)
+    assert [node.backup_op for *_, node in bench.spans()] == [1, 1]
     bench.check()
     bench.acknowledge(1, ok=ok)
     bench.check()
@@ -400,6 +403,21 @@ def test_events_name_the_tier() -> None:
     assert gone == BlockRemoved(stored.block_hashes, HOST)
 
 
+def test_pretty_shows_what_is_where() -> None:
+    bench = host_bench(states=9)
+    both(bench, [1, 2, 3, 4])
+    assert bench.cache.pretty().splitlines()[2:] == ["+- [0, 4) tokens 1 2 3 4 pages 1 2 locks 0 hits 1 mamba 1 host full 2 host mamba 1"]
+    squeeze(bench)
+    assert bench.cache.pretty().splitlines()[2:] == ["+- [0, 4) tokens 1 2 3 4 pages none locks 0 hits 1 mamba 0 host full 2 host mamba 1"]
+
+
+def test_build_cache_takes_a_tier_that_has_a_pool_for_every_component() -> None:
+    capacity = Capacity(num_pages=9, page_size=2, max_rows=2, max_context_len=18, max_step_tokens=8, vocab_size=9)
+    assert build_cache(CacheArgs(), capacity, tier=FakeTier({"full": 4})).host is not None
+    with pytest.raises(AssertionError, match=r"^C6: host pools \['swa'\] for components \['full'\]"):
+        build_cache(CacheArgs(), capacity, tier=FakeTier({"swa": 4}))
+
+
 # ---- `check` can see -------------------------------------------------------------------------------------------------------------------------
 
 HOST_DAMAGE = {
@@ -413,6 +431,7 @@ HOST_DAMAGE = {
     "S6: .* alone": lambda b, node: node.host.update(mamba=node.host.pop("full")[:1]),
     "S3: .* host units": lambda b, node: node.host.update(full=np.concatenate([node.host["full"]] * 2)),
     "S4: marks": lambda b, node: setattr(node, "load_op", 9),
+    "S4: .* does not know of copy 2": lambda b, node: b.load_back([1, 2, 3, 4]) and setattr(node, "load_op", None),
     "E3": lambda b, node: b.host.tree._heaps["full"]._entries.clear(),
 }
 

@@ -103,7 +103,10 @@ STATE: dict[str, object] = {
     },
     "counters": {"retractions": 4, "preemptions": 1, "prompt_tokens": 100, "cached_tokens": 40},
     "queue": {"pages": 3, "gate": 1},
-    "cache": {"free_pages": 99, "usage": 0.5, "evicted_pages": {"room": 8, "trim": 2}, "swa_evicted": 9},
+    "cache": {
+        "free_pages": 99, "usage": 0.5, "evicted_pages": 10,
+        "evictions": {"device": {"full": {"admission": 8, "growth": 2}, "swa": {"growth": 9}}},
+    },
     "kv_events": {"published_batches": 11, "dropped_batches": 1},
     "note": "text", "flag": True,
 }  # fmt: skip
@@ -124,12 +127,10 @@ def test_the_engines_numbers_get_their_documented_names() -> None:
 
 def test_evictions_are_counted_by_component_and_reason() -> None:
     got = samples(Instruments(), STATE)
-    assert got["rootlet_evictions_total{component=full,reason=room}"] == 8
-    assert got["rootlet_evictions_total{component=full,reason=trim}"] == 2
-    assert got["rootlet_evictions_total{component=swa,reason=any}"] == 9
+    assert got["rootlet_evictions_total{component=full,reason=admission}"] == 8
+    assert got["rootlet_evictions_total{component=full,reason=growth}"] == 2
+    assert got["rootlet_evictions_total{component=swa,reason=growth}"] == 9
     assert got["rootlet_evicted_pages_total"] == 10
-    plain = samples(Instruments(), {"cache": {"evicted_pages": 3}})
-    assert (plain["rootlet_evicted_pages_total"], plain["rootlet_evictions_total{component=full,reason=any}"]) == (3, 3)
 
 
 def test_every_number_of_a_real_scheduler_is_there_once() -> None:
@@ -142,7 +143,9 @@ def test_every_number_of_a_real_scheduler_is_there_once() -> None:
     assert got["rootlet_cache_lookup_tokens_total"] == 49
     assert got["rootlet_cache_hit_tokens_total{component=full,tier=device}"] == state["counters"]["cached_tokens"] > 0
     assert got["rootlet_kv_pages{state=total}"] == 8 == sum(got[f"rootlet_kv_pages{{state={s}}}"] for s in ("free", "cached", "locked", "private"))
-    assert got["rootlet_evicted_pages_total"] > 0
+    by_reason = [value for name, value in got.items() if name.startswith("rootlet_evictions_total{component=full")]
+    assert got["rootlet_evicted_pages_total"] == sum(by_reason) > 0
+    assert got["rootlet_kv_pages{state=leaked}"] == 0
 
 
 def test_flatten_takes_numbers_only() -> None:

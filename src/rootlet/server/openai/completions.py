@@ -79,7 +79,7 @@ async def parse_completion(fields: Fields, context: ServerContext, *, tenant: st
         raise Unsupported("suffix (fill in the middle) is not supported by this server", param=fields.param("suffix"))
     top_n = max_logprobs_field(fields, "logprobs", context.config.server.max_logprobs)
     add_special = fields.boolean("add_special_tokens", default=True)
-    prompts = read_prompts(required(fields, "prompt", _PROMPT_KINDS), fields.param("prompt"), context.vocab_size, n=sampling.n)
+    prompts = read_prompts(required(fields, "prompt", _PROMPT_KINDS), fields.param("prompt"), context, n=sampling.n)
     prompts = await check_prompts(prompts, context, add_special_tokens=add_special, tokenize=common.return_token_ids)
     spec = logprob_spec(top_n, prompt=echo and top_n is not None, common=common)
     reqs = []
