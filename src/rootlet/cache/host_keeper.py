@@ -76,10 +76,7 @@ class HostKeeper:
     def _back_up(self, node: UnifiedTreeNode) -> bool:
         assert node.parent is not None, f"S1: backup of the root {node}"
         missing, lock = self._copies.missing(node), self.tree.lock(node.parent, node.parent.start)
-        own = self.tree.lock(node, node.start)  # its older host values must not make room for the others
-        ok = all(self.ensure(name, len(units)) for name, units in missing.items())
-        self.tree.unlock(own)
-        if not ok:
+        if not all(self.ensure(name, len(units)) for name, units in missing.items()):
             self.tree.unlock(lock)
             return False
         self._ops += 1

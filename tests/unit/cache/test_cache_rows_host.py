@@ -273,21 +273,34 @@ def test_what_left_the_device_is_found_on_the_host_and_comes_back() -> None:
     assert len(bench.tier.log[-1].copies["swa"].host) == 2, "only the last window comes back"
 
 
-def test_only_what_is_missing_comes_back() -> None:
-    """The full KV is on the device, the state was evicted there."""
-    bench = host_bench(states=9)
+@pytest.mark.parametrize("lost", ["swa", "mamba"])
+def test_only_what_is_missing_comes_back(lost: str) -> None:
+    """The full KV is on the device, its window or its state was evicted there: no hit yet, though the host has it."""
+    bench = host_bench(window=20) if lost == "swa" else host_bench(states=9)
     both(bench, [1, 2, 3, 4])
     lock = bench.cache.inc_lock_ref(next(node for *_, path, node in bench.spans() if path == (1, 2, 3, 4)))
     bench.cache.core.others[0].let_go(lock)
     bench.locks.append(lock)
-    assert bench.cache.keeper.ensure("mamba", 20)
+    assert bench.cache.keeper.ensure(lost, bench.cache.keeper.pools[lost].num_pages)
     bench.check()
+    assert bench.probe([1, 2, 3, 4]) == 0
     found = bench.cache.match_prefix(key([1, 2, 3, 4]))
     assert (found.device_prefix_len, found.host_hit_length) == (0, 4)
     bench.acknowledge(bench.load_back([1, 2, 3, 4]))
     bench.check()
-    assert list(bench.tier.log[-1].copies) == ["mamba"]
+    assert list(bench.tier.log[-1].copies) == [lost]
     assert bench.probe([1, 2, 3, 4]) == 4
+
+
+def test_of_a_window_that_is_half_on_the_device_the_other_half_comes_back() -> None:
+    bench = host_bench(window=20)
+    both(bench, [1, 2, 3, 4], [1, 2, 3, 4, 5, 6])
+    assert bench.cache.ensure_pages(bench.cache.free_pages + 1)
+    assert tiers(bench) == {(1, 2, 3, 4): "DH", (1, 2, 3, 4, 5, 6): "H"}
+    bench.acknowledge(bench.load_back([1, 2, 3, 4, 5, 6]))
+    bench.check()
+    assert {name: len(copy.host) for name, copy in bench.tier.log[-1].copies.items()} == {"full": 1, "swa": 1}
+    assert bench.probe([1, 2, 3, 4, 5, 6]) == 6
 
 
 @pytest.mark.parametrize(("least", "loads"), [(4, True), (5, False)])
@@ -352,6 +365,44 @@ def test_the_copy_used_longest_ago_goes_first_children_before_parents() -> None:
     both(bench, [7, 8, 9, 9])
     assert tiers(bench) == {(1, 2, 3, 4): "DH", (5, 6): "D", (7, 8, 9, 9): "DH"}
     assert bench.host.evictions == {("full", "host_pressure"): 1}
+
+
+def test_a_use_of_what_lies_below_keeps_a_copy_young() -> None:
+    """The child's copy went while the child stays on the device: its parent was used with it, after the other one."""
+    bench = host_bench(pages=3)
+    both(bench, [1, 2], [1, 2, 3, 4], [5, 6])
+    bench.cache.match_prefix(key([1, 2, 3, 4]))
+    lock = bench.host.lock(next(node for *_, path, node in bench.spans() if path == (5, 6)))
+    assert bench.host.ensure("full", 1)
+    bench.host.unlock(lock)
+    assert tiers(bench) == {(1, 2): "DH", (1, 2, 3, 4): "D", (5, 6): "DH"}
+    assert bench.host.ensure("full", 2)
+    assert tiers(bench) == {(1, 2): "DH", (1, 2, 3, 4): "D", (5, 6): "D"}
+    bench.check()
+
+
+def test_a_copy_makes_no_room_of_the_one_it_hangs_on() -> None:
+    bench = host_bench(pages=2)
+    both(bench, [1, 2])
+    bench.serve([1, 2, 3, 4, 5, 6])
+    assert len(bench.tier.log) == 1
+    assert tiers(bench) == {(1, 2): "DH", (1, 2, 3, 4, 5, 6): "D"}
+
+
+def test_a_long_copy_is_trimmed_from_its_tail() -> None:
+    bench = host_bench(pages=4)
+    both(bench, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert bench.host.ensure("full", 1)
+    bench.check()
+    assert tiers(bench) == {(1, 2, 3, 4, 5, 6): "DH", (1, 2, 3, 4, 5, 6, 7, 8): "D"}
+
+
+def test_a_lost_host_window_of_a_node_on_the_device_takes_nothing_along() -> None:
+    bench = host_bench(window=20)
+    both(bench, [1, 2, 3, 4])
+    assert bench.host.ensure("swa", 20)
+    bench.check()
+    assert tiers(bench) == {(1, 2, 3, 4): "DH"}
 
 
 def test_a_copy_larger_than_the_pool_evicts_nothing() -> None:
