@@ -1,6 +1,7 @@
-"""The hot loops of the quantised tiles keep their sums in registers: between the first and the last multiply of a tile no vector goes through the
-stack. A compiler that hoists products and spills them costs half the speed and changes no bit, so nothing else would notice. The same for the loop
-that measures the machine's multiply rate: sums kept in memory made it report a third of the truth.
+"""The hot loops of the quantised tiles and of attention keep their sums in registers: between the first and the last multiply of a quantised tile,
+and inside each inner loop of an attention tile, no vector goes through the stack. A compiler that hoists products and spills them costs half the
+speed and changes no bit, so nothing else would notice. The same for the loop that measures the
+machine's multiply rate: sums kept in memory made it report a third of the truth.
 
 Reads the object files of the editable build; skipped where there are none, or no objdump.
 """
@@ -20,7 +21,6 @@ STACK_VECTOR = re.compile(r"\bv(?!pbroadcast)\w+\s.*\(%r[sb]p.*%[xyz]mm|\bv(?!pb
 TILE = re.compile(r"^[0-9a-f]+ <.*quant_tile<.*WeightKind\)(\d+), (\d), \w+, \d+>, (\d)>.*>:$")
 CALIBRATION = re.compile(r"^[0-9a-f]+ <.*calibrate_multiply.*>:$")
 STACK = re.compile(r"\(%r[sb]p")
-JUMP_BACK = re.compile(r"^\s*([0-9a-f]+):\s+j\w+\s+([0-9a-f]+) ")
 ROWS = {"avx2": {1, 2, 3, 4}, "avx512": {1, 2, 3, 4, 5, 6}}
 
 
@@ -42,6 +42,51 @@ def tiles(object_file: Path) -> dict[tuple[int, int, int], list[str]]:
     return found
 
 
+def functions(object_file: Path, name: re.Pattern[str]) -> dict[str, list[str]]:
+    """Instructions by function, of those whose demangled name fits; `name` has one group, the key."""
+    found: dict[str, list[str]] = {}
+    into: list[str] | None = None
+    for line in disassembled(object_file):
+        if line.endswith(">:"):
+            header = name.search(line)
+            into = None if header is None else found.setdefault(header[1], [])
+        elif into is not None:
+            into.append(line)
+    return found
+
+
+JUMP = re.compile(r"^\s*([0-9a-f]+):\s+j\w+\s+([0-9a-f]+) ")
+
+
+def inner_loops(code: list[str], least_fma: int) -> list[list[str]]:
+    """Innermost loops (by backward jumps that hold no other) with at least so many fused multiply-adds."""
+    at = {line.split(":")[0].strip(): i for i, line in enumerate(code)}
+    jumps = ((i, JUMP.match(line)) for i, line in enumerate(code))
+    spans = [(at[j[2]], i) for i, j in jumps if j is not None and j[2] in at and at[j[2]] < i]
+    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
+    loops = [code[a : b + 1] for a, b in inner]
+    return [loop for loop in loops if sum("vfmadd" in line for line in loop) >= least_fma]
+
+
+@pytest.mark.parametrize(("isa", "register", "sums"), [("avx2", "ymm", 12), ("avx512", "zmm", 12)])
+def test_attention_sums_stay_in_registers_of_full_width(isa: str, register: str, sums: int) -> None:
+    """Decode of three heads a key (3 rows) and prefill (6 rows), for each type of page: loops of scores and of values."""
+    objects = sorted(BUILD.glob(f"*/csrc/CMakeFiles/kernels_{isa}.dir/attention.cpp.o"))
+    if not objects or shutil.which("objdump") is None:
+        pytest.skip("needs the objects of an editable build, and objdump")
+    found = functions(objects[0], re.compile(r"tile_cut<([36], (?:float|unsigned short|signed char))>\("))
+    assert len(found) == 6
+    for what, code in found.items():
+        loops = [
+            loop for loop in inner_loops(code, sums) if not any("vpslld" in line for line in loop)
+        ]  # that one is exp: its constants may wait in L1
+        assert len(loops) >= 2, f"{what}: no loops of scores and values found"
+        for loop in loops:
+            assert not [line for line in loop if STACK_VECTOR.search(line)], f"{isa}, {what}"
+            wide = [line for line in loop if "vfmadd" in line and register in line]
+            assert len(wide) >= sums, f"{isa}, {what}: narrower than {register}"
+
+
 def spills(code: list[str]) -> list[str]:
     at = [i for i, line in enumerate(code) if MULTIPLY.search(line)]
     return [line for line in code[at[0] : at[-1]] if STACK_VECTOR.search(line)]
@@ -50,7 +95,7 @@ def spills(code: list[str]) -> list[str]:
 def loop_of(code: list[str]) -> list[str]:
     """From the target of the first jump backwards to that jump: the first loop of a function."""
     for at, line in enumerate(code):
-        jump = JUMP_BACK.match(line)
+        jump = JUMP.match(line)
         if jump is not None and int(jump[2], 16) < int(jump[1], 16):
             begin = next(i for i, other in enumerate(code) if other.split(":")[0].strip() == jump[2])
             return code[begin : at + 1]
