@@ -125,10 +125,6 @@ class KvOwner:
             self._window.slide(req.kv, req.planned + 1)
             self._window.let_go(req.kv)
 
-    def window_pages_for(self, req: Req, stop: int) -> int:
-        """Window pages that are missing for positions up to `stop`."""
-        return 0 if self._window is None else self._window.pages_for(req.kv, stop)
-
     def grow_window(self, req: Req, stop: int) -> None:
         """Take them; the caller has counted."""
         if self._window is not None:

@@ -200,10 +200,7 @@ class PrefillAdder:
     def _take(self, req: Req, stop: int, *, is_first: bool) -> Admitted:
         chunk = Admitted(req, req.planned, stop, is_first)
         assert chunk.start < stop <= req.fill_len, f"I8 empty chunk of {req.rid}: [{chunk.start}, {stop}) of {req.fill_len}"
-        taken = self._kv.window_pages_for(req, stop)
         self._kv.grow_window(req, stop)
-        if not is_first:
-            self._budget.reserved_window_pages = max(self._budget.reserved_window_pages - taken, 0)
         self._budget.spend(stop - chunk.start)
         self.admitted.append(chunk)
         return chunk

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from fixtures.script import PARTS, Script, generate, parts_of, prompt_of, tokens_of
+from fixtures.script import PARTS, Script, generate, pack, parts_of, prompt_of, tokens_of
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
-from rootlet.cache.types import EvictReason
+from rootlet.cache.types import EvictReason, RadixKey
 from rootlet.config.schema import CacheArgs
 from rootlet.core.errors import BadConfig
 from rootlet.core.hash_lm import MODES
 from rootlet.core.step import StepPlan
-from rootlet.core.types import Phase
+from rootlet.core.types import Namespace, Phase
 from rootlet.ipc.messages import AbortReq
 from rootlet.memory.state_allocator import StateAllocator
 from rootlet.scheduler.state import retract_req
@@ -161,10 +161,13 @@ def test_a_request_that_shares_too_much_to_run_alone_goes_on_without_sharing() -
     """One state slot: the state it would go on from is the only one there is, and stays locked while its copy is asked for."""
     script = script_with("full+mamba", sizes={"num_states": 1})
     prompt = prompt_of(24)
-    assert one(script, "a", prompt) == 0
+    assert one(script, "a", prompt, 1) == 0
+    assert script.scheduler.state.kv.cache.probe(RadixKey(Namespace(), pack(prompt))) == 24, "the only state is the tree's"
     script.run(generate("b", [*prompt, 5, 6], 4))
     script.check_all_replies()
     assert script.replies["b"].cached_len == 0
+    events = script.scheduler.control.request("b")["request"]["events"]
+    assert [event.get("cold") for event in events if event["what"] == "admitted"] == [True]
 
 
 def test_preemption_counts_windows_and_states_and_leaves_locks_as_they_were() -> None:
@@ -246,3 +249,25 @@ def test_a_plan_that_says_the_wrong_thing_about_windows_or_states_is_noticed(kin
 
     with pytest.raises((AssertionError, IndexError)):
         play()
+
+
+def test_window_pages_of_the_rows_that_ride_along_are_not_given_to_a_newcomer() -> None:
+    """A chunk that took more than was reserved for it once made room out of what decode rows of the same step need. Found by the property machine."""
+    script = script_with(
+        "full+swa", page_size=1, sizes={"window_len": 8, "num_window_pages": 40}, capacity={"max_context_len": 160},
+        cache=CacheArgs(prefix_cache=False), num_pages=59, depth=2, mode="eager", eos_rate=0.1, mixed_chunk=True, chunked_prefill=16, max_prefill=32, max_running=5, conservativeness=0.1,
+        schedule_policy="dfs-weight",
+    )  # fmt: skip
+
+    def child(rid: str, of: str) -> Any:
+        return generate(rid, prompt_of(1, 0, shared=12), 6, parent_rid=of, choice_index=1)
+
+    script.turn(generate("r0", prompt_of(1, 0, shared=12), None))
+    script.turn(child("r1", "r0"))
+    script.turn(AbortReq(rid="r1"))
+    script.turn(generate("r2", prompt_of(1, 0, shared=12), 1))
+    script.turn(*(generate(f"r{3 + i}", prompt_of(2 + 3 * i, i % 3, shared=12), 1 + i, temperature=0.9, ignore_eos=i % 2 == 0) for i in range(6)))
+    for rid in ("r9", "r10", "r11"):
+        script.turn(child(rid, "r0"))
+    script.run()
+    script.check_all_replies()
