@@ -228,7 +228,7 @@ class CacheMachine(RuleBasedStateMachine):
         seq = self._running(pick)
         if seq is None:
             return
-        self._unfinished(seq)
+        self._unfinished(seq, settle=False)  # a copy that ends may make room for one that found none
         before = self._state(), self.bench.row_pages(seq)
         aligned = self._shareable(seq, seq.kv.kv_committed_len, final=False)
         self.bench.unfinished(seq)  # idempotent
@@ -629,7 +629,7 @@ class CacheMachine(RuleBasedStateMachine):
             target += size
         return target if target > max(seq.kv.window_released_len, seq.kv.cache_protected_len) else seq.kv.window_released_len
 
-    def _unfinished(self, seq: Seq) -> None:
+    def _unfinished(self, seq: Seq, *, settle: bool = True) -> None:
         space, committed, protected = space_of(seq.namespace), seq.committed, seq.kv.cache_protected_len
         released = self._released_len(seq, len(committed)) if len(committed) >= self.bench.page_size else seq.kv.window_released_len
         aligned = self._shareable(seq, len(committed), final=False)
@@ -642,7 +642,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.bench.unfinished(seq)
         assert seq.kv.cache_protected_len == max(aligned, protected)
         assert seq.kv.window_released_len == released
-        if self.with_host and self.eager:
+        if settle and self.with_host and self.eager:
             self.all_copies_end()
 
     def _unlock(self, seq: Seq) -> None:
