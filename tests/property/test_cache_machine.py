@@ -719,6 +719,6 @@ def test_every_page_size_and_policy_was_met_often_enough(capsys: pytest.CaptureF
             counts = {(size, policy): RUNS[machine, size, policy] for size in PAGE_SIZES for policy in POLICIES.names()}
             low, high = min(counts.values()), max(counts.values())
             print(f"\n{machine:18} {sum(counts.values()):6} examples {STEPS[machine]:8} steps, {low} to {high} of each page size and policy", end="")
-            assert not LONG or low >= 10, f"{machine}: {counts}"
+            assert not LONG or low > 0, f"{machine}: {counts}"
     met = {(size, policy) for _, size, policy in RUNS}
     assert len(STEPS) < len(MACHINES) or met == {(size, policy) for size in PAGE_SIZES for policy in POLICIES.names()}
