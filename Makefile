@@ -6,11 +6,14 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 ARGS ?=
 # Folder with the data files of the benchmarks: make bench-chat DATA=folder
 DATA ?= data
+# The driver of make bench-http, and an interpreter that has llama.cpp's server: make bench-http LOAD=program RIVAL=python
+LOAD ?= load.py
+RIVAL ?=
 # The pinned torch is a CPU build where one is at hand; an unpinned one can pull gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-control bench-fairness bench-policies bench-quality bench-replay bench-step bench-trace torture trace-demo rows clean
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-control bench-fairness bench-http bench-neighbour bench-policies bench-python bench-quality bench-replay bench-step bench-trace torture trace-demo rows clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -85,6 +88,15 @@ bench-check: $(VENV)/.peer model ## the same against the recorded ratios: fails 
 
 bench-step: $(VENV)/.dev model ## time of single steps, and the share of each op
 	@$(BIN)/python -m rootlet.bench.step --profile $(ARGS)
+
+bench-python: $(VENV)/.dev model ## the share of Python in a decode step of the whole runtime
+	@$(BIN)/python -m rootlet.bench.python_share $(ARGS)
+
+bench-neighbour: $(VENV)/.dev model ## what a busy process on one core costs, and what an idle server does
+	@$(BIN)/python -m rootlet.bench.neighbour $(ARGS)
+
+bench-http: $(VENV)/.dev model ## workloads of a driver over HTTP: LOAD=program DATA=folder [RIVAL=python with llama-cpp-python[server]]
+	@$(BIN)/python -m rootlet.bench.http_load --load $(LOAD) --data $(DATA) $(if $(RIVAL),--rival $(RIVAL)) $(ARGS)
 
 bench-chat: $(VENV)/.dev model ## 80 two-turn chats at 16 concurrent over HTTP, cache on and off, against a trie oracle
 	@$(BIN)/python -m rootlet.bench.chat --data $(DATA) $(ARGS)

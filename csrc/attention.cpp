@@ -10,202 +10,190 @@
 // lanes (lane = key % 16) over ascending blocks, lanes joined (l, l + 8) then hsum's tree; acc = fma chain over ascending keys. Merge:
 // int8 pages: the key's scale multiplies the finished score, the value's scale the weight (after the sum of weights was taken).
 // M' = max(M, m), a = exp(M - M'), b = exp(m - M'); sum = fma(sum, a, cut_sum * b), out = fma(out, a, acc * b). Tile heights never enter.
-// Traffic: each key and value is read once per item. Decode at long contexts is DRAM-bound: V is prefetched under QK, the next cut's K under PV.
+// Traffic: each key and value is read once per item, and the keys of a shared item once for all its requests. Decode at long contexts is DRAM-bound:
+// the cut's values are fetched under QK, the next cut's keys under PV, also when that cut is another item's (a worker takes one item ahead).
 #include "rootlet/attention_tile.h"
 #include "rootlet/dispatch.h"
 #include "rootlet/quantize.h"
-#include "rootlet/rope.h"
 #include "rootlet/threads.h"
 
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
-RL_INLINE void store_kv8(float* p, f32x8 x) { store(p, x); }
-RL_INLINE void store_kv8(uint16_t* p, f32x8 x) { store_f16(p, x); }
-RL_INLINE void narrow(float* p, float x) { *p = x; }
-RL_INLINE void narrow(uint16_t* p, float x) { *p = f32_to_f16(x); }
-
-// n values to T, `step` elements apart.
-template <class T>
-RL_INLINE void scatter(const float* from, T* to, int n, int step) {
-  int d = 0;
-  for (; d + 8 <= n; d += 8) {
-    T eight[8];
-    store_kv8(eight, load(from + d));
-    for (int i = 0; i < 8; ++i) to[(d + i) * step] = eight[i];
-  }
-  for (; d < n; ++d) narrow(to + d * step, from[d]);
-}
-
-// x [n] in int8, `step` elements apart, and its scale: d = max|x| / 127, q to nearest even. inf or NaN inside: d = NaN, so it is seen.
-RL_INLINE void scatter_int8(const float* x, int8_t* to, int n, int step, float* scale) {
-  uint32_t top = 0;
-  for (int d = 0; d < n; ++d) {
-    const uint32_t magnitude = bits_of(x[d]) & 0x7fffffffu;
-    top = magnitude > top ? magnitude : top;
-  }
-  const BlockScale s = block_scale(float_of(top));
-  *scale = s.d;
-  int8_t q[kMaxHeadDim];
-  for (int d = 0; d < n; ++d) {
-    q[d] = s.inverse == 0.0f ? int8_t{0} : static_cast<int8_t>(bits_of(x[d] * s.inverse + 12582912.0f) - 0x4b400000u);
-  }
-  for (int d = 0; d < n; ++d) to[d * step] = q[d];
-}
-
-// k and v [dim] of one token and kv head to the token's slot.
-template <class T>
-RL_INLINE void store_head(const StoreKvArgs& a, int t, int h) {
-  const int page = a.slots[t] / a.page_size, offset = a.slots[t] % a.page_size;
-  const int64_t base = (static_cast<int64_t>(page) * a.kv_heads + h) * a.page_size * a.dim;
-  T* k_to = static_cast<T*>(a.k_pages) + base + static_cast<int64_t>(offset / kKeyBlock) * a.dim * kKeyBlock + offset % kKeyBlock;
-  T* v_to = static_cast<T*>(a.v_pages) + base + static_cast<int64_t>(offset) * a.dim;
-  const float *k = a.k + t * a.k_stride + h * a.dim, *v = a.v + t * a.v_stride + h * a.dim;
-  if constexpr (kScaled<T>) {
-    const int64_t at = (static_cast<int64_t>(page) * a.kv_heads + h) * a.page_size + offset;
-    scatter_int8(k, k_to, a.dim, kKeyBlock, a.k_scales + at);
-    scatter_int8(v, v_to, a.dim, 1, a.v_scales + at);
-  } else {
-    scatter(k, k_to, a.dim, kKeyBlock);
-    scatter(v, v_to, a.dim, 1);
-  }
-}
-
-RL_INLINE void store_token_head(const StoreKvArgs& a, int t, int h) {
-  switch (a.kind) {
-    case KvKind::kF32: return store_head<float>(a, t, h);
-    case KvKind::kF16: return store_head<uint16_t>(a, t, h);
-    case KvKind::kI8: return store_head<int8_t>(a, t, h);
-  }
-}
-
-void store_kv(const void* p, Worker& w) {
-  const auto& a = *static_cast<const StoreKvArgs*>(p);
-  const Range mine = w.share(a.tokens.get() * a.kv_heads);
-  for (int u = mine.begin; u < mine.end; ++u) store_token_head(a, u / a.kv_heads, u % a.kv_heads);
-}
-
-void rope_store(const void* p, Worker& w) {
-  const auto& a = *static_cast<const RopeStoreArgs*>(p);
-  const int heads = a.rope.heads, first_kv = heads - a.store.kv_heads;
-  const Range mine = w.share(a.rope.rows.get() * heads);
-  for (int u = mine.begin; u < mine.end; ++u) {
-    rotate_head(a.rope, u);
-    if (u % heads >= first_kv) store_token_head(a.store, u / heads, u % heads - first_kv);
-  }
-}
-
 // One request's keys and values of one kv head.
 template <class T>
 struct Pages {
-  const T* k;
+  const T* k;  // of the head, in page 0
   const T* v;
   const float* k_scales;
   const float* v_scales;
   const int32_t* table;
   int64_t page_elements;  // all heads of one page
-  int64_t head_offset;
-  int page_size;
+  int page_bits;          // log2 of the keys a page
   int dim;
-
-  // Base of the 16-key block that holds `position`.
-  int64_t block(int position) const {
-    return table[position / page_size] * page_elements + head_offset + static_cast<int64_t>(position % page_size) * dim;
-  }
 };
 
 // Blocks of the cut at `begin` that hold keys [low, high); blocks outside repeat a valid one, so that prefetches stay inside the pool.
 template <class T>
 void locate(const Pages<T>& pages, int begin, int low, int high, Cut<T>& cut) {
+  const int first = low & ~(kKeyBlock - 1), last = (high - 1) & ~(kKeyBlock - 1), mask = (1 << pages.page_bits) - 1;
   cut.begin = begin;
   for (int b = 0; b < kBlocks; ++b) {
-    const int position = most(least(begin + b * kKeyBlock, (high - 1) & ~(kKeyBlock - 1)), low & ~(kKeyBlock - 1));
-    const int64_t at = pages.block(position);
+    const int position = most(least(begin + b * kKeyBlock, last), first);
+    const int64_t at = pages.table[position >> pages.page_bits] * pages.page_elements + static_cast<int64_t>(position & mask) * pages.dim;
     cut.k[b] = pages.k + at;
     cut.v[b] = pages.v + at;
     if constexpr (kScaled<T>) {
       cut.k_scale[b] = pages.k_scales + at / pages.dim;
       cut.v_scale[b] = pages.v_scales + at / pages.dim;
     }
-    const int next = least(begin + kCut + b * kKeyBlock, (high - 1) & ~(kKeyBlock - 1));
-    cut.next_k[b] = pages.k + pages.block(most(next, low & ~(kKeyBlock - 1)));
   }
 }
 
+// One line of the work list. `shared` > 0: the item is `q_count` requests with one query token each, whose keys [0, shared) lie in the same pages;
+// `members` of the order list names them. Else: `q_count` query tokens of request `batch`.
 struct Item {
-  int q_begin, q_count, kv_head, batch, kv_begin, kv_len;
+  int q_begin, q_count, kv_head, batch, kv_begin, kv_len, shared, members;
 };
 
-// Up to kGroupRows rows of one item: what they read, what they hold, where their answers go.
+RL_INLINE Item item_of(const AttentionArgs& a, int i) {
+  Item it;
+  static_assert(sizeof it == sizeof(int32_t) * kWorkItemWords);
+  memcpy(&it, a.work + static_cast<int64_t>(i) * kWorkItemWords, sizeof it);
+  return it;
+}
+
+// A query token: its row of q, its request, its position.
+struct Query {
+  int token, batch, position;
+};
+
+RL_INLINE Query query_of(const AttentionArgs& a, const Item& it, int i) {
+  const int batch = it.shared > 0 ? a.order[it.members + i] : it.batch;
+  const int token = it.shared > 0 ? a.qo_indptr[batch] : it.q_begin + i;
+  return {token, batch, a.prefix_lens[batch] + token - a.qo_indptr[batch]};
+}
+
+RL_INLINE int first_seen(const AttentionArgs& a, const Item& it, int position) {
+  return a.window > 0 ? most(it.kv_begin, position - a.window + 1) : it.kv_begin;
+}
+
 template <class T>
-struct Rows {
+Pages<T> pages_of(const AttentionArgs& a, const Item& it, int batch) {
+  const int64_t head = static_cast<int64_t>(a.page_size) * it.kv_head, scales = kScaled<T> ? head : 0;
+  return {static_cast<const T*>(a.k_pages) + head * a.dim, static_cast<const T*>(a.v_pages) + head * a.dim, a.k_scales + scales, a.v_scales + scales,
+          a.page_table + a.row_ids[batch] * a.page_stride, static_cast<int64_t>(a.page_size) * a.dim * a.kv_heads,
+          __builtin_ctz(static_cast<unsigned>(a.page_size)), a.dim};
+}
+
+RL_INLINE RowState row_state(const AttentionArgs& a, char* scratch) {
   RowState st;
-  Pages<T> pages;
-  float* scores;  // [kTileRows, kCut]
-  int first, count, low, high;
-};
-
-RL_INLINE int row_token(const AttentionArgs& a, const Item& it, int row) { return it.q_begin + row / (a.heads / a.kv_heads); }
-RL_INLINE int row_head(const AttentionArgs& a, const Item& it, int row) {
-  const int group = a.heads / a.kv_heads;
-  return it.kv_head * group + row % group;
+  st.q = reinterpret_cast<float*>(scratch) + kTileRows * kCut;
+  st.out = st.q + kGroupRows * a.dim;
+  return st;
 }
 
-template <class T>
-void open_rows(const AttentionArgs& a, const Item& it, int first, int count, char* scratch, Rows<T>& x) {
-  const int dim = a.dim;
-  x.scores = reinterpret_cast<float*>(scratch);
-  x.st.q = x.scores + kTileRows * kCut;
-  x.st.out = x.st.q + kGroupRows * dim;
-  x.first = first, x.count = count, x.low = it.kv_len, x.high = 0;
+// Rows [first, first + count) of the item, with nothing folded in yet.
+void open_rows(const AttentionArgs& a, const Item& it, int first, int count, RowState& st) {
+  const int group = a.heads / a.kv_heads, dim = a.dim;
   for (int r = 0; r < count; ++r) {
-    const int token = row_token(a, it, first + r);
-    const int position = a.prefix_lens[it.batch] + token - a.qo_indptr[it.batch];
-    x.st.low[r] = a.window > 0 ? most(it.kv_begin, position - a.window + 1) : it.kv_begin;
-    x.st.high[r] = least(position + 1, it.kv_len);
-    x.low = least(x.low, x.st.low[r]);
-    x.high = most(x.high, x.st.high[r]);
-    x.st.best[r] = -__builtin_inff();
-    x.st.total[r] = 0.0f;
-    const float* q = a.q + token * a.q_stride + row_head(a, it, first + r) * dim;
-    for (int d = 0; d < dim; ++d) x.st.q[r * dim + d] = q[d] * a.scale, x.st.out[r * dim + d] = 0.0f;
+    const Query query = query_of(a, it, (first + r) / group);
+    st.low[r] = first_seen(a, it, query.position);
+    st.high[r] = it.shared > 0 ? query.position + 1 : least(query.position + 1, it.kv_len);
+    st.best[r] = -__builtin_inff();
+    st.total[r] = 0.0f;
+    const float* q = a.q + query.token * a.q_stride + (it.kv_head * group + (first + r) % group) * dim;
+    for (int d = 0; d < dim; ++d) st.q[r * dim + d] = q[d] * a.scale, st.out[r * dim + d] = 0.0f;
   }
-  const int64_t head_elements = static_cast<int64_t>(a.page_size) * dim;
-  x.pages = {static_cast<const T*>(a.k_pages), static_cast<const T*>(a.v_pages), a.k_scales, a.v_scales, a.page_table + a.row_ids[it.batch] * a.page_stride,
-             head_elements * a.kv_heads, head_elements * it.kv_head, a.page_size, dim};
 }
 
-// Folds the cut at `begin` into all rows. `ahead`: the cut after it comes next on this worker.
+// Folds the cut into rows [from, to). What comes next on this worker is fetched by the first tile.
 template <class T>
-void fold_cut(Rows<T>& x, int dim, int begin, bool ahead) {
-  Cut<T> cut;
-  locate(x.pages, begin, x.low, x.high, cut);
-  const int tiles = (x.count + kTileRows - 1) / kTileRows;
+void fold_cut(RowState& st, int from, int to, int dim, const Cut<T>& cut, Soon<T> soon, float* scores) {
+  const int count = to - from, tiles = (count + kTileRows - 1) / kTileRows;
   for (int t = 0; t < tiles; ++t) {
-    const int from = x.count * t / tiles, to = x.count * (t + 1) / tiles;
-    dispatch_tile(to - from, x.st, from, dim, cut, t == 0 && ahead, x.scores);
+    const int begin = count * t / tiles, end = count * (t + 1) / tiles;
+    dispatch_tile(end - begin, st, from + begin, dim, cut, t == 0 ? soon : Soon<T>{}, scores);
   }
 }
 
 RL_INLINE void write_row(const AttentionArgs& a, const Item& it, int row, const float* acc, float total) {
-  const int64_t at = (static_cast<int64_t>(row_token(a, it, row)) * a.heads + row_head(a, it, row)) * a.dim;
+  const int group = a.heads / a.kv_heads;
+  const int64_t at = (static_cast<int64_t>(query_of(a, it, row / group).token) * a.heads + it.kv_head * group + row % group) * a.dim;
   float unread[kMaxHeadDim];
   float* out = a.out ? a.out + at : unread;
   for (int d = 0; d < a.dim; ++d) out[d] = total == 0.0f ? 0.0f : acc[d] / total;
   if (a.q8) quantize_row(out, a.dim, a.q8 + at, a.scales + at / kQuantBlock);
 }
 
+// One cut on a worker's way through its items. An item's rows are taken in groups of up to kGroupRows; a group passes over one stretch of keys, or, when
+// the item is shared, over the shared keys with all its rows and then over each request's own keys with that request's rows.
 template <class T>
-void attend_rows(const AttentionArgs& a, const Item& it, int first, int count, char* scratch) {
-  Rows<T> x;
-  open_rows(a, it, first, count, scratch, x);
-  for (int begin = x.low / kCut * kCut; begin < x.high; begin += kCut) fold_cut(x, a.dim, begin, begin + kCut < x.high);
-  for (int r = 0; r < count; ++r) write_row(a, it, first + r, x.st.out + r * a.dim, x.st.total[r]);
+struct Stop {
+  Item it;
+  int first, count;      // the group's rows
+  int stretch;           // 0, or 1 + the request whose own keys these are
+  int from, to;          // rows of the group that see the stretch
+  int low, high, begin;  // its keys, and where this cut begins
+  bool open, any;        // first of its group; false: no work is left
+  Pages<T> pages;
+  Cut<T> cut;
+};
+
+template <class T>
+void enter_stretch(const AttentionArgs& a, Stop<T>& x) {
+  const int group = a.heads / a.kv_heads, shared = x.it.shared;
+  const bool own = x.stretch > 0;
+  const int member = x.first / group + x.stretch - 1;
+  x.from = own ? most(member * group - x.first, 0) : 0;
+  x.to = own ? least((member + 1) * group - x.first, x.count) : x.count;
+  const Query head = query_of(a, x.it, (x.first + x.from) / group);
+  x.low = own ? most(shared, first_seen(a, x.it, head.position)) : first_seen(a, x.it, head.position);
+  if (own) {
+    x.high = head.position + 1;
+  } else if (shared > 0) {
+    for (int i = 1; i < x.it.q_count; ++i) x.low = least(x.low, first_seen(a, x.it, query_of(a, x.it, i).position));
+    x.high = shared;
+  } else {
+    x.high = least(query_of(a, x.it, (x.first + x.count - 1) / group).position + 1, x.it.kv_len);
+  }
+  x.begin = x.low / kCut * kCut;
+  x.pages = pages_of<T>(a, x.it, head.batch);
 }
 
-RL_INLINE Item item_of(const AttentionArgs& a, int i) {
-  const int32_t* x = a.work + static_cast<int64_t>(i) * kWorkItemWords;
-  return {x[0], x[1], x[2], x[3], x[4], x[5]};
+// The next group of rows: of the same item, else of an item that no worker has.
+template <class T>
+void enter_group(const AttentionArgs& a, Worker& w, Stop<T>& x) {
+  const int group = a.heads / a.kv_heads;
+  x.first += x.count;
+  if (!x.any || x.first >= x.it.q_count * group) {
+    const int i = w.take();
+    x.any = i < *a.num_work;
+    if (!x.any) return;
+    x.it = item_of(a, i);
+    x.first = 0;
+  }
+  x.count = least(kGroupRows, x.it.q_count * group - x.first);
+  x.open = true;
+  x.stretch = 0;
+  enter_stretch(a, x);
+}
+
+// Moves to the next cut, if any is left.
+template <class T>
+void advance(const AttentionArgs& a, Worker& w, Stop<T>& x) {
+  x.open = false;
+  x.begin += kCut;
+  while (x.begin >= x.high) {
+    if (x.it.shared > 0 && x.to < x.count + (x.stretch == 0)) {
+      ++x.stretch;
+      enter_stretch(a, x);
+    } else {
+      enter_group(a, w, x);
+      if (!x.any) return;
+    }
+  }
+  locate(x.pages, x.begin, x.low, x.high, x.cut);
 }
 
 // Cuts that an item of one query token touches.
@@ -232,6 +220,8 @@ template <class T>
 void attend_split(const AttentionArgs& a, Worker& w, int units, char* scratch) {
   const int group = a.heads / a.kv_heads, dim = a.dim;
   const int64_t row_floats = dim + 2, unit_floats = group * row_floats;
+  RowState st = row_state(a, scratch);
+  Cut<T> x;
   for (int u = w.take(); u < units; u = w.take()) {
     int i = 0, cut = u;
     Item it = item_of(a, 0);
@@ -239,13 +229,14 @@ void attend_split(const AttentionArgs& a, Worker& w, int units, char* scratch) {
       cut -= n;
       it = item_of(a, ++i);
     }
-    Rows<T> x;
-    open_rows(a, it, 0, group, scratch, x);
-    fold_cut(x, dim, (x.low / kCut + cut) * kCut, false);
+    open_rows(a, it, 0, group, st);
+    const int low = st.low[0], high = st.high[0];
+    locate(pages_of<T>(a, it, it.batch), (low / kCut + cut) * kCut, low, high, x);
+    fold_cut(st, 0, group, dim, x, Soon<T>{{x.v, x.v_scale}, {}}, reinterpret_cast<float*>(scratch));
     for (int r = 0; r < group; ++r) {
       float* to = a.partials + u * unit_floats + r * row_floats;
-      to[0] = x.st.best[r], to[1] = x.st.total[r];
-      memcpy(to + 2, x.st.out + r * dim, sizeof(float) * static_cast<size_t>(dim));
+      to[0] = st.best[r], to[1] = st.total[r];
+      memcpy(to + 2, st.out + r * dim, sizeof(float) * static_cast<size_t>(dim));
     }
   }
   w.barrier();
@@ -277,10 +268,22 @@ void attend(const AttentionArgs& a, Worker& w) {
   const size_t bytes = sizeof(float) * (kTileRows * kCut + 2 * static_cast<size_t>(kGroupRows) * a.dim);
   char* scratch = static_cast<char*>(w.scratch(bytes));
   if (const int units = units_to_split(a, w)) return attend_split<T>(a, w, units, scratch);
-  for (int i = w.take(); i < *a.num_work; i = w.take()) {
-    const Item it = item_of(a, i);
-    const int rows = it.q_count * (a.heads / a.kv_heads);
-    for (int first = 0; first < rows; first += kGroupRows) attend_rows<T>(a, it, first, least(kGroupRows, rows - first), scratch);
+  RowState st = row_state(a, scratch);
+  Stop<T> stops[2] = {};
+  int now = 0;
+  advance(a, w, stops[now]);
+  while (stops[now].any) {
+    const Stop<T>& x = stops[now];
+    Stop<T>& next = stops[now ^ 1];
+    next = x;
+    advance(a, w, next);
+    if (x.open) open_rows(a, x.it, x.first, x.count, st);
+    const Soon<T> soon{{x.cut.v, x.cut.v_scale}, next.any ? Wanted<T>{next.cut.k, next.cut.k_scale} : Wanted<T>{}};
+    fold_cut(st, x.from, x.to, a.dim, x.cut, soon, reinterpret_cast<float*>(scratch));
+    if (next.open || !next.any) {
+      for (int r = 0; r < x.count; ++r) write_row(a, x.it, x.first + r, st.out + r * a.dim, st.total[r]);
+    }
+    now ^= 1;
   }
 }
 
@@ -293,8 +296,6 @@ void attention(const void* p, Worker& w) {
   }
 }
 
-ROOTLET_OP(store_kv);
-ROOTLET_OP(rope_store);
 ROOTLET_OP(attention);
 
 }  // namespace

@@ -231,18 +231,18 @@ void bind_attention(nb::module_& m) {
   m.def(
       "attention",
       [](Tape* tape, Address q, int64_t q_stride, Address out, Address k_pages, Address v_pages, Address k_scales, Address v_scales,
-         Address page_table, int64_t page_stride, Address row_ids, Address qo_indptr, Address prefix_lens, Address work, Address num_work, Address partials,
+         Address page_table, int64_t page_stride, Address row_ids, Address qo_indptr, Address prefix_lens, Address order, Address work, Address num_work, Address partials,
          int64_t num_partials, int heads, int kv_heads, int dim, int page_size, int kind, int window, float scale) {
         static OpRef op("attention");
         submit(tape, op,
                rootlet::AttentionArgs{at<float>(q), q_stride, at<float>(out), at<void>(k_pages), at<void>(v_pages), at<float>(k_scales),
                                       at<float>(v_scales), at<int32_t>(page_table), at<int32_t>(row_ids), at<int32_t>(qo_indptr),
-                                      at<int32_t>(prefix_lens), at<int32_t>(work), at<int32_t>(num_work), at<float>(partials), num_partials,
+                                      at<int32_t>(prefix_lens), at<int32_t>(order), at<int32_t>(work), at<int32_t>(num_work), at<float>(partials), num_partials,
                                       page_stride, heads, kv_heads, dim, page_size, static_cast<rootlet::KvKind>(kind), window, scale, nullptr,
                                       nullptr});
       },
       "tape"_a.none(), "q"_a, "q_stride"_a, "out"_a, "k_pages"_a, "v_pages"_a, "k_scales"_a, "v_scales"_a, "page_table"_a, "page_stride"_a,
-      "row_ids"_a, "qo_indptr"_a, "prefix_lens"_a, "work"_a, "num_work"_a, "partials"_a, "num_partials"_a, "heads"_a, "kv_heads"_a, "dim"_a,
+      "row_ids"_a, "qo_indptr"_a, "prefix_lens"_a, "order"_a, "work"_a, "num_work"_a, "partials"_a, "num_partials"_a, "heads"_a, "kv_heads"_a, "dim"_a,
       "page_size"_a, "kind"_a, "window"_a, "scale"_a);
 }
 

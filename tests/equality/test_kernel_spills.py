@@ -1,5 +1,6 @@
-"""The hot loops of the quantised tiles keep their sums in registers: between the first and the last multiply of a tile no vector goes through the
-stack. A compiler that hoists products and spills them costs half the speed and changes no bit, so nothing else would notice.
+"""The hot loops of the quantised tiles and of attention keep their sums in registers: between the first and the last multiply of a quantised tile,
+and inside each inner loop of an attention tile, no vector goes through the stack. A compiler that hoists products and spills them costs half the
+speed and changes no bit, so nothing else would notice.
 
 Reads the object files of the editable build; skipped where there are none, or no objdump.
 """
@@ -32,6 +33,52 @@ def tiles(object_file: Path) -> dict[tuple[int, int, int], list[str]]:
         elif into is not None:
             into.append(line)
     return found
+
+
+def functions(object_file: Path, name: re.Pattern[str]) -> dict[str, list[str]]:
+    """Instructions by function, of those whose demangled name fits; `name` has one group, the key."""
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", "--demangle", str(object_file)]
+    found: dict[str, list[str]] = {}
+    into: list[str] | None = None
+    for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+        if line.endswith(">:"):
+            header = name.search(line)
+            into = None if header is None else found.setdefault(header[1], [])
+        elif into is not None:
+            into.append(line)
+    return found
+
+
+JUMP = re.compile(r"^\s*([0-9a-f]+):\s+j\w+\s+([0-9a-f]+) ")
+
+
+def inner_loops(code: list[str], least_fma: int) -> list[list[str]]:
+    """Innermost loops (by backward jumps that hold no other) with at least so many fused multiply-adds."""
+    at = {line.split(":")[0].strip(): i for i, line in enumerate(code)}
+    jumps = ((i, JUMP.match(line)) for i, line in enumerate(code))
+    spans = [(at[j[2]], i) for i, j in jumps if j is not None and j[2] in at and at[j[2]] < i]
+    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
+    loops = [code[a : b + 1] for a, b in inner]
+    return [loop for loop in loops if sum("vfmadd" in line for line in loop) >= least_fma]
+
+
+@pytest.mark.parametrize(("isa", "register", "sums"), [("avx2", "ymm", 12), ("avx512", "zmm", 12)])
+def test_attention_sums_stay_in_registers_of_full_width(isa: str, register: str, sums: int) -> None:
+    """Decode of three heads a key (3 rows) and prefill (6 rows), for each type of page: loops of scores and of values."""
+    objects = sorted(BUILD.glob(f"*/csrc/CMakeFiles/kernels_{isa}.dir/attention.cpp.o"))
+    if not objects or shutil.which("objdump") is None:
+        pytest.skip("needs the objects of an editable build, and objdump")
+    found = functions(objects[0], re.compile(r"tile_cut<([36], (?:float|unsigned short|signed char))>\("))
+    assert len(found) == 6
+    for what, code in found.items():
+        loops = [
+            loop for loop in inner_loops(code, sums) if not any("vpslld" in line for line in loop)
+        ]  # that one is exp: its constants may wait in L1
+        assert len(loops) >= 2, f"{what}: no loops of scores and values found"
+        for loop in loops:
+            assert not [line for line in loop if STACK_VECTOR.search(line)], f"{isa}, {what}"
+            wide = [line for line in loop if "vfmadd" in line and register in line]
+            assert len(wide) >= sums, f"{isa}, {what}: narrower than {register}"
 
 
 def spills(code: list[str]) -> list[str]:

@@ -1,5 +1,7 @@
 // Argument blocks of the attention ops. Shapes: KVLayer ("blocked") and AttentionMeta in src/rootlet/kernels/ops.py.
 #pragma once
+#include <type_traits>
+
 #include "rootlet/elementwise.h"
 
 namespace rootlet {
@@ -7,10 +9,12 @@ namespace rootlet {
 inline constexpr int kKeyBlock = 16;      // keys that lie side by side for each dimension
 inline constexpr int kCut = 128;          // positions a softmax cut spans: the grid of the definition
 inline constexpr int kMaxHeadDim = 512;
-inline constexpr int kWorkItemWords = 8;  // q_begin, q_count, kv_head, batch_index, kv_begin, kv_len, 0, 0
+inline constexpr int kWorkItemWords = 8;  // q_begin, q_count, kv_head, batch_index, kv_begin, kv_len, shared, members
 
 // What pages hold. int8: one float scale a token and kv head beside them, value = scale * q.
 enum class KvKind : int32_t { kF32, kF16, kI8 };
+template <class T>
+inline constexpr bool kScaled = std::is_same_v<T, int8_t>;
 
 struct StoreKvArgs {
   const float* k;  // [T, kv_heads * dim], rows k_stride apart
@@ -44,7 +48,8 @@ struct AttentionArgs {
   const int32_t* row_ids;
   const int32_t* qo_indptr;
   const int32_t* prefix_lens;
-  const int32_t* work;  // [num_work, 8]
+  const int32_t* order;  // [rows]: the requests of shared items
+  const int32_t* work;   // [num_work, 8]
   const int32_t* num_work;
   float* partials;  // [num_partials] scratch that all workers share: few long rows are split over the team by cuts
   int64_t num_partials;

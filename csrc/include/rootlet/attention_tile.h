@@ -1,8 +1,6 @@
 // The tile of attention: up to 6 rows against one cut of 128 keys. Included by attention.cpp only, once for each instruction set; the order of
 // operations that fixes a row's bits is described there.
 #pragma once
-#include <type_traits>
-
 #include "rootlet/attention.h"
 #include "rootlet/math.h"
 #include "rootlet/simd16.h"
@@ -18,8 +16,6 @@ constexpr int kSplitItems = 4;  // up to so many items a worker are worth splitt
 RL_INLINE float widen(float x) { return x; }
 RL_INLINE float widen(uint16_t x) { return f16_to_f32(x); }
 RL_INLINE float widen(int8_t x) { return static_cast<float>(x); }
-template <class T>
-constexpr bool kScaled = std::is_same_v<T, int8_t>;
 RL_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 RL_INLINE int least(int a, int b) { return a < b ? a : b; }
 RL_INLINE int most(int a, int b) { return a > b ? a : b; }
@@ -34,20 +30,44 @@ struct RowState {
   int high[kGroupRows];  // last + 1 visible position
 };
 
-// The cut being worked on: base of each 16-key block, and of the next cut's keys.
+// One cut of 128 keys: the base of each 16-key block.
 template <class T>
 struct Cut {
   int begin;
   const T* k[kBlocks];
   const T* v[kBlocks];
-  const T* next_k[kBlocks];
   const float* k_scale[kBlocks];  // int8 only: of the block's 16 keys
   const float* v_scale[kBlocks];
 };
 
-// Scores of R rows against N key blocks; `s` is [R, kCut] at the first block. Prefetches the blocks' values line by line beside their keys.
+// Blocks of keys or values that are wanted soon: fetched line by line beside the arithmetic, since streams of 1 or 2 KB are too short for the hardware.
+template <class T>
+struct Wanted {
+  const T* const* blocks;  // [kBlocks], null = nothing
+  const float* const* scales;
+};
+
+// Under the scores: values of this cut. Under the sums of values: keys of the next.
+template <class T>
+struct Soon {
+  Wanted<T> values, keys;
+};
+
+// Fetches what the loop over blocks [first, last) does not come by, and the scales.
+template <class T>
+RL_INLINE void prefetch_rest(const Wanted<T>& soon, int dim, int first, int last) {
+  if (!soon.blocks) return;
+  for (int b = 0; b < kBlocks; ++b) {
+    if (b > 0 && soon.blocks[b] == soon.blocks[b - 1]) continue;
+    if constexpr (kScaled<T>) prefetch(soon.scales[b]);
+    if (b >= first && b < last) continue;
+    for (int i = 0; i < dim * kKeyBlock; i += 64 / static_cast<int>(sizeof(T))) prefetch(soon.blocks[b] + i);
+  }
+}
+
+// Scores of R rows against N key blocks; `s` is [R, kCut] at the first block.
 template <int R, int N, class T>
-RL_INLINE void score_blocks(const float* q, int dim, const T* const* k, const T* const* v, const float* const* k_scale, float* s) {
+RL_INLINE void score_blocks(const float* q, int dim, const T* const* k, const T* const* soon, const float* const* k_scale, float* s) {
   f32x16 acc[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -57,9 +77,10 @@ RL_INLINE void score_blocks(const float* q, int dim, const T* const* k, const T*
   for (int d = 0; d < dim; ++d) {
     f32x16 key[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      get(key[n], k[n] + d * kKeyBlock);
-      if (d * kKeyBlock * static_cast<int>(sizeof(T)) % 64 == 0) prefetch(v[n] + d * kKeyBlock);
+    for (int n = 0; n < N; ++n) get(key[n], k[n] + d * kKeyBlock);
+    if (soon && d * kKeyBlock * static_cast<int>(sizeof(T)) % 64 == 0) {
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) prefetch(soon[n] + d * kKeyBlock);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -88,45 +109,105 @@ template <int R>
 constexpr int kWide = kTileVectors / R >= 4 ? 4 : kTileVectors / R >= 2 ? 2 : 1;
 
 template <int R, class T>
-RL_INLINE void score_tile(const float* q, int dim, const Cut<T>& cut, int first, int last, float* s) {
+RL_INLINE void score_tile(const float* q, int dim, const Cut<T>& cut, const T* const* soon, int first, int last, float* s) {
   constexpr int N = kWide<R>;
   int b = first;
-  for (; b + N <= last; b += N) score_blocks<R, N>(q, dim, cut.k + b, cut.v + b, cut.k_scale + b, s + b * kKeyBlock);
-  for (; b < last; ++b) score_blocks<R, 1>(q, dim, cut.k + b, cut.v + b, cut.k_scale + b, s + b * kKeyBlock);
+  for (; b + N <= last; b += N) score_blocks<R, N>(q, dim, cut.k + b, soon ? soon + b : nullptr, cut.k_scale + b, s + b * kKeyBlock);
+  for (; b < last; ++b) score_blocks<R, 1>(q, dim, cut.k + b, soon ? soon + b : nullptr, cut.k_scale + b, s + b * kKeyBlock);
 }
 
-// Masks one row of scores to keys [low, high) of the cut, turns it into weights, and returns (max, sum). Blocks [first, last) are written whole.
-RL_INLINE void softmax_row(float* s, int first, int last, int low, int high, float* best, float* total) {
+// How a tile's rows fold a cut into their running output.
+struct Merge {
+  alignas(32) float keep[8];
+  alignas(32) float gain[8];
+  bool live[kTileRows];
+};
+
+// Keys [low, high) of the cut that each row of a tile sees, and blocks [first, last) that hold all of them.
+template <int R>
+struct Seen {
+  int low[R], high[R];
+  int lowest, highest, first, last;
+};
+
+template <int R>
+RL_INLINE Seen<R> seen_keys(const RowState& st, int r0, int begin) {
+  Seen<R> seen;
+  seen.lowest = kCut, seen.highest = 0;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    seen.low[r] = most(st.low[r0 + r] - begin, 0);
+    seen.high[r] = least(st.high[r0 + r] - begin, kCut);
+    if (seen.low[r] >= seen.high[r]) continue;
+    seen.lowest = least(seen.lowest, seen.low[r]);
+    seen.highest = most(seen.highest, seen.high[r]);
+  }
+  seen.first = seen.lowest / kKeyBlock, seen.last = (seen.highest + kKeyBlock - 1) / kKeyBlock;
+  return seen;
+}
+
+// Masks one row of scores to the keys it sees and returns the largest. Blocks [first, last) are written whole.
+RL_INLINE float mask_row(float* s, int first, int last, int low, int high) {
   for (int j = first * kKeyBlock; j < low; ++j) s[j] = -__builtin_inff();
   for (int j = high; j < last * kKeyBlock; ++j) s[j] = -__builtin_inff();
-  f32x8 top = set1(-__builtin_inff());
-  for (int j = first * kKeyBlock; j < last * kKeyBlock; j += 8) top = max(top, load(s + j));
-  const float m = hmax(top);
-  const f32x8 shift = set1(m);
-  f32x8 sum0 = set1(0.0f), sum1 = set1(0.0f);
+  f32x16 top = splat<f32x16>(-__builtin_inff());
+  for (int j = first * kKeyBlock; j < last * kKeyBlock; j += kKeyBlock) top = max(top, read<f32x16>(s + j));
+  return hmax(top);
+}
+
+// Scores to weights; returns their sum.
+RL_INLINE float weigh_row(float* s, int first, int last, float top) {
+  const f32x16 shift = splat<f32x16>(top);
+  f32x16 sum = splat<f32x16>(0.0f);
   for (int j = first * kKeyBlock; j < last * kKeyBlock; j += kKeyBlock) {
-    const f32x8 w0 = exp8(sub(load(s + j), shift)), w1 = exp8(sub(load(s + j + 8), shift));
-    store(s + j, w0);
-    store(s + j + 8, w1);
-    sum0 = add(sum0, w0);
-    sum1 = add(sum1, w1);
+    const f32x16 w = exp_lanes(sub(read<f32x16>(s + j), shift));
+    put(s + j, w);
+    sum = add(sum, w);
   }
-  *best = m;
-  *total = hsum(add(sum0, sum1));
+  return hsum(sum);
+}
+
+// Turns the scores of a tile into weights and moves its rows' (max, sum) on. Rows that see nothing of the cut get weights 0 and stay as they are.
+template <int R>
+RL_INLINE void weigh_tile(RowState& st, int r0, const Seen<R>& seen, float* s, Merge& m) {
+  alignas(32) float best[8] = {}, old[8] = {}, top[8] = {};
+  for (int r = 0; r < R; ++r) {
+    old[r] = top[r] = best[r] = st.best[r0 + r];
+    m.live[r] = seen.low[r] < seen.high[r];
+    if (!m.live[r]) continue;
+    best[r] = mask_row(s + r * kCut, seen.first, seen.last, seen.low[r], seen.high[r]);
+    top[r] = old[r] > best[r] ? old[r] : best[r];
+  }
+  store(m.keep, exp8(sub(load(old), load(top))));
+  store(m.gain, exp8(sub(load(best), load(top))));
+  for (int r = 0; r < R; ++r) {
+    if (!m.live[r]) {
+      for (int j = seen.first * kKeyBlock; j < seen.last * kKeyBlock; ++j) s[r * kCut + j] = 0.0f;
+      continue;
+    }
+    const float total = weigh_row(s + r * kCut, seen.first, seen.last, best[r]);
+    st.best[r0 + r] = top[r];
+    st.total[r0 + r] = fma1(st.total[r0 + r], m.keep[r], total * m.gain[r]);
+  }
 }
 
 // The scales of int8 values go into the weights, after the sum was taken. Masked weights stay 0 whatever the scale.
 template <class T>
 RL_INLINE void scale_weights(float* s, const Cut<T>& cut, int low, int high) {
   for (int b = low / kKeyBlock; b * kKeyBlock < high; ++b) {
-    const int begin = most(low, b * kKeyBlock), end = least(high, (b + 1) * kKeyBlock);
-    for (int j = begin; j < end; ++j) s[j] *= cut.v_scale[b][j - b * kKeyBlock];
+    float* w = s + b * kKeyBlock;
+    const int begin = most(low - b * kKeyBlock, 0), end = least(high - b * kKeyBlock, kKeyBlock);
+    if (end - begin == kKeyBlock) {
+      put(w, mul(read<f32x16>(w), read<f32x16>(cut.v_scale[b])));
+      continue;
+    }
+    for (int j = begin; j < end; ++j) w[j] *= cut.v_scale[b][j];
   }
 }
 
 // acc = weights x values over keys [low, high) of the cut, for N vectors of dimensions from `d0`.
 template <class V, int R, int N, class T>
-RL_INLINE void value_tile(const float* w, int dim, const Cut<T>& cut, int low, int high, int d0, bool ahead, V (*acc)[N]) {
+RL_INLINE void value_tile(const float* w, int dim, const Cut<T>& cut, int low, int high, int d0, const T* const* soon, V (*acc)[N]) {
   constexpr int kLanes = sizeof(V) / sizeof(float);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -135,10 +216,13 @@ RL_INLINE void value_tile(const float* w, int dim, const Cut<T>& cut, int low, i
   }
   for (int b = low / kKeyBlock; b * kKeyBlock < high; ++b) {
     const T* v = cut.v[b] + d0;
-    const T* next = cut.next_k[b] + d0;
+    const T* next = soon ? soon[b] + d0 : nullptr;
     const int end = least(high - b * kKeyBlock, kKeyBlock);
     for (int j = most(low - b * kKeyBlock, 0); j < end; ++j) {
-      if (ahead) prefetch(next + j * dim);
+      if (next) {
+#pragma GCC unroll 8
+        for (int n = 0; n < N * kLanes; n += 64 / static_cast<int>(sizeof(T))) prefetch(next + j * dim + n);
+      }
       V value[N];
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) get(value[n], v + j * dim + kLanes * n);
@@ -153,18 +237,11 @@ RL_INLINE void value_tile(const float* w, int dim, const Cut<T>& cut, int low, i
   }
 }
 
-// How a tile's rows fold a cut into their running output.
-struct Merge {
-  float keep[kTileRows];
-  float gain[kTileRows];
-  bool live[kTileRows];
-};
-
 template <class V, int R, int N, class T>
-RL_INLINE void merge_values(const float* w, int dim, const Cut<T>& cut, int low, int high, int d0, bool ahead, const Merge& m, float* out) {
+RL_INLINE void merge_values(const float* w, int dim, const Cut<T>& cut, int low, int high, int d0, const T* const* soon, const Merge& m, float* out) {
   constexpr int kLanes = sizeof(V) / sizeof(float);
   V acc[R][N];
-  value_tile<V, R, N>(w, dim, cut, low, high, d0, ahead, acc);
+  value_tile<V, R, N>(w, dim, cut, low, high, d0, soon, acc);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     if (!m.live[r]) continue;
@@ -194,52 +271,38 @@ void merge_tail(const float* w, int rows, int dim, const Cut<T>& cut, int low, i
   }
 }
 
-// Folds the cut into R rows of `st` from row `r0` on. `ahead`: prefetch the next cut's keys.
+// Folds the cut into R rows of `st` from row `r0` on; `s` is scratch for its scores.
 template <int R, class T>
-void tile_cut(RowState& st, int r0, int dim, const Cut<T>& cut, bool ahead, float* s) {
-  int low = kCut, high = 0;
-  for (int r = 0; r < R; ++r) {
-    low = least(low, most(st.low[r0 + r] - cut.begin, 0));
-    high = most(high, least(st.high[r0 + r] - cut.begin, kCut));
-  }
-  if (low >= high) return;
-  const int first = low / kKeyBlock, last = (high + kKeyBlock - 1) / kKeyBlock;
-  score_tile<R>(st.q + r0 * dim, dim, cut, first, last, s);
+void tile_cut(RowState& st, int r0, int dim, const Cut<T>& cut, Soon<T> soon, float* s) {
+  const Seen<R> seen = seen_keys<R>(st, r0, cut.begin);
+  if (seen.lowest >= seen.highest) return;
+  prefetch_rest(soon.values, dim, seen.first, seen.last);
+  score_tile<R>(st.q + r0 * dim, dim, cut, soon.values.blocks, seen.first, seen.last, s);
   Merge m;
-  for (int r = 0; r < R; ++r) {
-    const int row = r0 + r, lo = most(st.low[row] - cut.begin, 0), hi = least(st.high[row] - cut.begin, kCut);
-    m.live[r] = lo < hi;
-    if (!m.live[r]) {
-      for (int j = first * kKeyBlock; j < last * kKeyBlock; ++j) s[r * kCut + j] = 0.0f;
-      continue;
-    }
-    float best, total;
-    softmax_row(s + r * kCut, first, last, lo, hi, &best, &total);
-    if constexpr (kScaled<T>) scale_weights(s + r * kCut, cut, lo, hi);
-    const float top = st.best[row] > best ? st.best[row] : best;
-    m.keep[r] = exp1(st.best[row] - top);
-    m.gain[r] = exp1(best - top);
-    st.best[row] = top;
-    st.total[row] = fma1(st.total[row], m.keep[r], total * m.gain[r]);
+  weigh_tile<R>(st, r0, seen, s, m);
+  if constexpr (kScaled<T>) {
+    for (int r = 0; r < R; ++r) scale_weights(s + r * kCut, cut, seen.low[r], seen.high[r]);
   }
+  prefetch_rest(soon.keys, dim, seen.first, seen.last);
   constexpr int N = kWide<R>;
+  const int low = seen.lowest, high = seen.highest;
   float* out = st.out + r0 * dim;
   int d = 0;
-  for (; d + 16 * N <= dim; d += 16 * N) merge_values<f32x16, R, N>(s, dim, cut, low, high, d, ahead, m, out);
-  for (; d + 16 <= dim; d += 16) merge_values<f32x16, R, 1>(s, dim, cut, low, high, d, ahead, m, out);
-  for (; d + 8 <= dim; d += 8) merge_values<f32x8, R, 1>(s, dim, cut, low, high, d, ahead, m, out);
+  for (; d + 16 * N <= dim; d += 16 * N) merge_values<f32x16, R, N>(s, dim, cut, low, high, d, soon.keys.blocks, m, out);
+  for (; d + 16 <= dim; d += 16) merge_values<f32x16, R, 1>(s, dim, cut, low, high, d, soon.keys.blocks, m, out);
+  for (; d + 8 <= dim; d += 8) merge_values<f32x8, R, 1>(s, dim, cut, low, high, d, soon.keys.blocks, m, out);
   if (d < dim) merge_tail(s, R, dim, cut, low, high, m, out);
 }
 
 template <class T>
-void dispatch_tile(int rows, RowState& st, int r0, int dim, const Cut<T>& cut, bool ahead, float* s) {
+void dispatch_tile(int rows, RowState& st, int r0, int dim, const Cut<T>& cut, Soon<T> soon, float* s) {
   switch (rows) {
-    case 1: return tile_cut<1>(st, r0, dim, cut, ahead, s);
-    case 2: return tile_cut<2>(st, r0, dim, cut, ahead, s);
-    case 3: return tile_cut<3>(st, r0, dim, cut, ahead, s);
-    case 4: return tile_cut<4>(st, r0, dim, cut, ahead, s);
-    case 5: return tile_cut<5>(st, r0, dim, cut, ahead, s);
-    default: return tile_cut<6>(st, r0, dim, cut, ahead, s);
+    case 1: return tile_cut<1>(st, r0, dim, cut, soon, s);
+    case 2: return tile_cut<2>(st, r0, dim, cut, soon, s);
+    case 3: return tile_cut<3>(st, r0, dim, cut, soon, s);
+    case 4: return tile_cut<4>(st, r0, dim, cut, soon, s);
+    case 5: return tile_cut<5>(st, r0, dim, cut, soon, s);
+    default: return tile_cut<6>(st, r0, dim, cut, soon, s);
   }
 }
 

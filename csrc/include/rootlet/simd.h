@@ -16,19 +16,4 @@ RL_INLINE float max1(float a, float b) { return a > b ? a : b; }
 RL_INLINE float min1(float a, float b) { return a < b ? a : b; }
 RL_INLINE float fma1(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
-// Sum of the lanes in one fixed tree: (l, l+4), then (l, l+2), then (l, l+1).
-RL_INLINE float hsum(f32x8 x) {
-  alignas(32) float l[8];
-  store(l, x);
-  const float a0 = l[0] + l[4], a1 = l[1] + l[5], a2 = l[2] + l[6], a3 = l[3] + l[7];
-  return (a0 + a2) + (a1 + a3);
-}
-
-RL_INLINE float hmax(f32x8 x) {
-  alignas(32) float l[8];
-  store(l, x);
-  const float a0 = max1(l[0], l[4]), a1 = max1(l[1], l[5]), a2 = max1(l[2], l[6]), a3 = max1(l[3], l[7]);
-  return max1(max1(a0, a2), max1(a1, a3));
-}
-
 }  // namespace rootlet::ROOTLET_ISA

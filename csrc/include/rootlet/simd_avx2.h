@@ -50,4 +50,15 @@ RL_INLINE f32x8 pow2_of_magic(f32x8 t) {
   return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(_mm256_castps_si256(t.v), 23), _mm256_set1_epi32(0x3f800000)))};
 }
 
+RL_INLINE float hsum(f32x8 x) {
+  const __m128 a = _mm_add_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
+  const __m128 b = _mm_add_ps(a, _mm_movehl_ps(a, a));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+RL_INLINE float hmax(f32x8 x) {
+  const __m128 a = _mm_max_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
+  const __m128 b = _mm_max_ps(a, _mm_movehl_ps(a, a));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
 }  // namespace rootlet::ROOTLET_ISA

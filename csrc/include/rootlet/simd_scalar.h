@@ -45,6 +45,20 @@ RL_INLINE f32x8 select_lt(f32x8 a, f32x8 b, f32x8 x, f32x8 y) { RL_LANES((a.v[i]
 // 2^k where t = k + 1.5 * 2^23, k in [-126, 127]
 RL_INLINE f32x8 pow2_of_magic(f32x8 t) { RL_LANES(float_of((bits_of(t.v[i]) << 23) + 0x3f800000u)); }
 
+// Sum of the lanes in one fixed tree: (l, l+4), then (l, l+2), then (l, l+1).
+RL_INLINE float hsum(f32x8 x) {
+  const float *l = x.v, a0 = l[0] + l[4], a1 = l[1] + l[5], a2 = l[2] + l[6], a3 = l[3] + l[7];
+  return (a0 + a2) + (a1 + a3);
+}
+
+// Largest lane by the same tree; of two the second wins unless the first is strictly greater.
+RL_INLINE float hmax(f32x8 x) {
+  float m[4];
+  for (int i = 0; i < 4; ++i) m[i] = x.v[i] > x.v[i + 4] ? x.v[i] : x.v[i + 4];
+  for (int i = 0; i < 2; ++i) m[i] = m[i] > m[i + 2] ? m[i] : m[i + 2];
+  return m[0] > m[1] ? m[0] : m[1];
+}
+
 #undef RL_LANES
 
 }  // namespace rootlet::ROOTLET_ISA

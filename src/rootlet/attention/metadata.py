@@ -12,11 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rootlet.attention.shared import SharedPrefixes, SharedRows
 from rootlet.core.step import Capacity, StepPlan
 from rootlet.core.types import ForwardMode
 from rootlet.kernels.ops import AttentionMeta
 
 QUERY_TILE = 16
+ENOUGH_ITEMS = 8
+"""Items that a group of rows is cut into at least, where it has so many rows: two workers that take turns then end together."""
+
 ITEM_WORDS = 8
 
 I32 = npt.NDArray[np.int32]
@@ -40,6 +44,32 @@ def work_items(qo_indptr: I32, prefix_lens: I32, extend_lens: I32, num_kv_heads:
     return items.reshape(-1, ITEM_WORDS)
 
 
+def shared_items(groups: list[SharedRows], prefix_lens: I32, num_kv_heads: int) -> tuple[I32, I32]:
+    """(items of rows that share leading pages, the batch indices that they name), costliest group first.
+
+    A group is cut into parts of 8, 4 or 2 rows, so that there are enough items to go round; the parts of one kv head follow each other, so they find
+    its keys in the cache.
+    """
+    items: list[I32] = []
+    members: list[I32] = []
+    begin = 0
+    for group in sorted(groups, key=lambda x: -x.keys * len(x.members)):
+        counts = [-(-len(group.members) // size) for size in (8, 4, 2)]
+        parts = np.array_split(group.members, next((n for n in counts if n * num_kv_heads >= ENOUGH_ITEMS), counts[-1]))
+        block = np.zeros((num_kv_heads, len(parts), ITEM_WORDS), np.int32)
+        for i, part in enumerate(parts):
+            block[:, i, 1] = len(part)
+            block[:, i, 3] = part[prefix_lens[part].argmax()]
+            block[:, i, 5] = prefix_lens[part].max() + 1
+            block[:, i, 6] = group.keys
+            block[:, i, 7] = begin
+            begin += len(part)
+        block[:, :, 2] = np.arange(num_kv_heads, dtype=np.int32)[:, None]
+        members.append(group.members)
+        items.append(block.reshape(-1, ITEM_WORDS))
+    return np.concatenate(items), np.concatenate(members)
+
+
 class StepTables:
     """Static buffers of one executor. Rows beyond the step's B have no query tokens (`qo_indptr` stays at T)."""
 
@@ -48,12 +78,14 @@ class StepTables:
         "_num_items",
         "_num_kv_heads",
         "_num_work",
+        "_order",
         "_out_cache_loc",
         "_page_table",
         "_prefix_lens",
         "_qo_indptr",
         "_row_ids",
         "_seq_lens",
+        "_shared",
         "_work",
         "meta",
         "out_cache_loc",
@@ -65,6 +97,8 @@ class StepTables:
         self._num_kv_heads = num_kv_heads
         self._decoded_rows: I32 | None = None
         self._num_items = 0
+        self._shared = SharedPrefixes(rows, capacity.page_size)
+        self._order = np.zeros(rows, np.int32)
         self._page_table = np.zeros((rows + 1, capacity.max_pages_per_row), np.int32)
         self._row_ids = np.zeros(rows, np.int32)
         self._qo_indptr = np.zeros(rows + 1, np.int32)
@@ -80,6 +114,7 @@ class StepTables:
             qo_indptr=torch.from_numpy(self._qo_indptr),
             prefix_lens=torch.from_numpy(self._prefix_lens),
             seq_lens=torch.from_numpy(self._seq_lens),
+            order=torch.from_numpy(self._order),
             work=torch.from_numpy(self._work),
             num_work=torch.from_numpy(self._num_work),
             page_size=capacity.page_size,
@@ -89,13 +124,14 @@ class StepTables:
         """Apply the plan's page deltas, then describe its rows; the buffers hold until the next `fill`."""
         for delta in plan.page_deltas:
             self._page_table[delta.pool_row, delta.start_page : delta.start_page + len(delta.pages)] = delta.pages
-        if plan.pool_rows is self._decoded_rows:
+        if plan.pool_rows is self._decoded_rows and not self._shared.replaced(plan.page_deltas):
             self._advance(plan)
         else:
             self._describe(plan)
 
     def _advance(self, plan: StepPlan) -> None:
-        """The rows of the step before, one token each as then: only positions differ. Work keeps its order, which changes no result."""
+        """The rows of the step before, one token each as then: only positions differ. Work keeps its order and its
+        groups, which changes no result."""
         b, items = plan.num_rows, self._work[: self._num_items]
         self._prefix_lens[:b] = plan.prefix_lens
         np.add(plan.prefix_lens, 1, out=self._seq_lens[:b])
@@ -103,6 +139,7 @@ class StepTables:
         items[:, 5] = self._seq_lens[items[:, 3]]
 
     def _describe(self, plan: StepPlan) -> None:
+        self._decoded_rows = None  # until all of it is there
         b, t = plan.num_rows, plan.num_tokens
         np.cumsum(plan.extend_lens, out=self._qo_indptr[1 : b + 1])
         self._qo_indptr[b + 1 :] = t
@@ -112,7 +149,20 @@ class StepTables:
         self._row_ids[b:] = self._prefix_lens[b:] = self._seq_lens[b:] = 0
         self._out_cache_loc[:t] = plan.out_cache_loc
         self._out_cache_loc[t:] = 0
-        items = work_items(self._qo_indptr[: b + 1], self._prefix_lens[:b], plan.extend_lens, self._num_kv_heads)
-        self._work[: len(items)] = items
-        self._num_work[0] = self._num_items = len(items)
+        self._fill_work(plan, b)
         self._decoded_rows = plan.pool_rows if plan.mode is ForwardMode.DECODE else None
+
+    def _fill_work(self, plan: StepPlan, b: int) -> None:
+        indptr, prefix, extend = self._qo_indptr[: b + 1], self._prefix_lens[:b], plan.extend_lens
+        groups = self._shared.find(self._page_table, self._row_ids[:b], prefix, extend, plan.page_deltas)
+        begin = 0
+        if groups:
+            items, order = shared_items(groups, prefix, self._num_kv_heads)
+            begin = len(items)
+            self._work[:begin] = items
+            self._order[: len(order)] = order
+            extend = extend.copy()
+            extend[order] = 0
+        items = work_items(indptr, prefix, extend, self._num_kv_heads)
+        self._work[begin : begin + len(items)] = items
+        self._num_work[0] = self._num_items = begin + len(items)

@@ -86,10 +86,18 @@ class UnifiedTreeCore:
 
     # ---- match -----------------------------------------------------------------------------------------------------------------------
 
-    def match_len(self, key: RadixKey) -> int:
-        """Tokens of the longest prefix that is on the device, whole pages. Changes nothing. One memcmp an edge."""
-        node, partial, common = self._walk(self._root_of(key), key.data, self._limit(key))
-        return accepted(node, partial, common, self.others)[1] if self.others or self.host is not None else node.end + common
+    def match_len(self, key: RadixKey, hint: UnifiedTreeNode | None = None) -> tuple[int, UnifiedTreeNode]:
+        """Tokens of the longest prefix that is on the device, whole pages, and the deepest node that ends on the way. Changes nothing. One memcmp an
+        edge.
+
+        `hint`: that node of an earlier call for a beginning of the same sequence; if it is still in the tree, what was compared is not compared
+        again.
+        """
+        limit = self._limit(key)
+        start = hint if hint is not None and hint.alive and hint.parent is not None and hint.end * keys.UNIT_BYTES <= limit else self._root_of(key)
+        node, partial, common = self._walk(start, key.data, limit)
+        gated = self.others or self.host is not None
+        return (accepted(node, partial, common, self.others)[1] if gated else node.end + common), node
 
     def match(self, key: RadixKey) -> Reached:
         """Where the longest cached prefix ends, which is split off if that is inside an edge. Stamps the path to it."""
@@ -263,8 +271,9 @@ class UnifiedTreeCore:
         return keys.floor_len(len(key), self.page_size) * keys.UNIT_BYTES
 
     def _walk(self, root: UnifiedTreeNode, data: bytes, limit: int) -> tuple[UnifiedTreeNode, UnifiedTreeNode | None, int]:
-        """(deepest node whose end is a prefix of data[:limit], child that goes on with part of its edge or None, tokens of that part)."""
-        node, at, page_bytes = root, 0, self._page_bytes
+        """(deepest node whose end is a prefix of data[:limit], child that goes on with part of its edge or None, tokens of that part). `root` = the
+        key's, or a node that is known to be on its path."""
+        node, at, page_bytes = root, root.end * keys.UNIT_BYTES, self._page_bytes
         while at < limit:
             child = node.children.get(data[at : at + page_bytes])
             if child is None:

@@ -86,8 +86,8 @@ class ReqKvInfo:
     """One request's ownership record. 0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len; protected is page-aligned.
 
     `row` None <=> holds no KV. `cache_inserted_len`: [0, here) this request itself already inserted (hits counted once).
-    Of its own window pages it gave back those of [cache_protected_len, window_released_len). `state_slot` is the working state, which encodes
-    kv_committed_len tokens; `snapshots` are (length, slot) of copies of it, oldest first.
+    Window pages reach up to `window_allocated_len`; of its own ones it gave back those of [cache_protected_len, window_released_len). `state_slot`
+    is the working state, which encodes kv_committed_len tokens; `snapshots` are (length, slot) of copies of it, oldest first.
     """
 
     row: int | None = None
@@ -97,6 +97,7 @@ class ReqKvInfo:
     kv_allocated_len: int = 0
     lock: TreeLock | None = None
     window_released_len: int = 0
+    window_allocated_len: int = 0
     state_slot: int | None = None
     snapshots: list[tuple[int, int]] = field(default_factory=list)
 

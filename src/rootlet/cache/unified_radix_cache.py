@@ -121,7 +121,7 @@ class UnifiedRadixCache:
 
     def probe(self, key: RadixKey) -> int:
         """Tokens of the longest cached prefix of `key`, whole pages. Read-only: no split, no recency. One memcmp an edge."""
-        return self.core.match_len(key)
+        return self.core.match_len(key)[0]
 
     def match_prefix(self, key: RadixKey) -> MatchResult:
         """The longest cached prefix, for admission: ends a node (splitting one if need be) and counts as a use.
@@ -166,15 +166,17 @@ class UnifiedRadixCache:
         """Pages of every kind for positions [0, length), written to the row: all, or none and False. `kv` owns them."""
         assert kv.row is not None, f"R5: {kv} holds no row"
         have, need = keys.num_pages(kv.kv_allocated_len, self.page_size), keys.num_pages(length, self.page_size)
+        missing = 0 if self.window is None else self.window.pages_for(kv, length)
+        if missing and self.window is not None and missing > self.keeper.available(self.window.component.name):
+            return False
         if have < need:
-            names = [self.full.name] if self.window is None else [self.full.name, self.window.component.name]
-            if any(need - have > self.keeper.available(name) for name in names):
+            pages = self.alloc_pages(need - have, reason=reason)  # leaves first: they take their window pages along
+            if pages is None:
                 return False
-            for name in names:  # leaves first: they take their window pages along
-                self.keeper.ensure(name, need - have, reason)
-            self.req_to_token.write(kv.row, have, self.keeper.take(self.full.name, need - have))
-            if self.window is not None:
-                self.window.take(kv.row, have, need)
+            self.req_to_token.write(kv.row, have, pages)
+        if missing and self.window is not None:
+            grown = self.window.grow(kv, length, reason)
+            assert grown, "E4: window pages were to be had just now"
         kv.kv_allocated_len = max(kv.kv_allocated_len, length)
         return True
 

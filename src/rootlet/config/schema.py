@@ -77,7 +77,6 @@ class SchedulerArgs:
     queue_timeout: float | None = knob(None, "seconds a request may wait before 504", low=0.0, unit="s")
     request_timeout: float | None = knob(None, "seconds a request may take before 504", low=0.0, unit="s")
     record: str | None = knob(None, "file that gets every message, result and plan, for `rootlet replay`; holds prompts, grows with the traffic")
-    retract_every: int = knob(0, "test hook: force a retraction every N decode steps; 0 = never", low=0)
 
 
 @dataclass(frozen=True, slots=True)

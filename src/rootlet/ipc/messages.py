@@ -205,9 +205,6 @@ class HealthTick(msgspec.Struct, frozen=True, tag=True):
     """Sent at least once a second while alive, from the tick itself: `steps` grows while there is progress."""
 
     steps: int
-    num_running: int
-    num_waiting: int
-    busy: bool
 
 
 class SchedulerError(msgspec.Struct, frozen=True, tag=True):

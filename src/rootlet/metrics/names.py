@@ -50,12 +50,15 @@ KV_PAGES = Metric(
 )
 SCHEDULER_RETRACTIONS = Metric("rootlet_retractions_total", "counter", "Retractions by the scheduler since its start")
 SCHEDULER_PREEMPTIONS = Metric("rootlet_preemptions_total", "counter", "Requests that gave way to a more important one, since the engine's start")
-LOOKUP_TOKENS = Metric("rootlet_cache_lookup_tokens_total", "counter", "Prompt tokens that were looked up at first admission")
+LOOKUP_TOKENS = Metric("rootlet_cache_lookup_tokens_total", "counter", "Tokens looked up in the cache, at each attempt to admit a request")
 HIT_TOKENS = Metric(
-    "rootlet_cache_hit_tokens_total", "counter", "Tokens found at first admission, by tier and component of the cache", ("tier", "component")
+    "rootlet_cache_hit_tokens_total",
+    "counter",
+    "Of those, found: all, and what each component of the cache would have found alone",
+    ("tier", "component"),
 )
 EVICTIONS = Metric(
-    "rootlet_evictions_total", "counter", "Pages or state slots given up, by component of the cache and by reason", ("component", "reason")
+    "rootlet_evictions_total", "counter", "Pages or state slots given up, by tier, component and reason", ("tier", "component", "reason")
 )
 KV_EVENT_BATCHES = Metric("rootlet_kv_event_batches_total", "counter", "Batches of KV events that were published")
 KV_EVENT_DROPS = Metric("rootlet_kv_event_batches_dropped_total", "counter", "Batches of KV events that came faster than they could be sent")

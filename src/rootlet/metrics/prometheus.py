@@ -17,30 +17,28 @@ from prometheus_client.registry import Collector
 from rootlet.metrics import names
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-FULL = "full"
 MAX_KEYS = 200
 
 Named = tuple[names.Metric, tuple[str, ...]]
 # The scheduler's snapshot, key by key (scheduler/control.py, `metrics`): which metric a number is, with its labels.
-_KNOWN: dict[str, tuple[Named, ...]] = {
-    "gauges.running": ((names.RUNNING, ()),),
-    "gauges.waiting": ((names.WAITING, ()),),
-    "gauges.kv_free_pages": ((names.KV_PAGES, ("free",)),),
-    "gauges.kv_evictable_pages": ((names.KV_PAGES, ("cached",)),),
-    "gauges.kv_protected_pages": ((names.KV_PAGES, ("locked",)),),
-    "gauges.kv_private_pages": ((names.KV_PAGES, ("private",)),),
-    "gauges.kv_leaked_pages": ((names.KV_PAGES, ("leaked",)),),
-    "gauges.kv_total_pages": ((names.KV_PAGES, ("total",)),),
-    "counters.retractions": ((names.SCHEDULER_RETRACTIONS, ()),),
-    "counters.preemptions": ((names.SCHEDULER_PREEMPTIONS, ()),),
-    "counters.prompt_tokens": ((names.LOOKUP_TOKENS, ()),),
-    "counters.cached_tokens": ((names.HIT_TOKENS, ("device", FULL)),),
-    "cache.evicted_pages": ((names.EVICTED_PAGES, ()),),
-    "kv_events.published_batches": ((names.KV_EVENT_BATCHES, ()),),
-    "kv_events.dropped_batches": ((names.KV_EVENT_DROPS, ()),),
+_KNOWN: dict[str, Named] = {
+    "gauges.running": (names.RUNNING, ()),
+    "gauges.waiting": (names.WAITING, ()),
+    "gauges.kv_free_pages": (names.KV_PAGES, ("free",)),
+    "gauges.kv_evictable_pages": (names.KV_PAGES, ("cached",)),
+    "gauges.kv_protected_pages": (names.KV_PAGES, ("locked",)),
+    "gauges.kv_private_pages": (names.KV_PAGES, ("private",)),
+    "gauges.kv_leaked_pages": (names.KV_PAGES, ("leaked",)),
+    "gauges.kv_total_pages": (names.KV_PAGES, ("total",)),
+    "counters.retractions": (names.SCHEDULER_RETRACTIONS, ()),
+    "counters.preemptions": (names.SCHEDULER_PREEMPTIONS, ()),
+    "cache.lookup_tokens": (names.LOOKUP_TOKENS, ()),
+    "cache.evicted_pages": (names.EVICTED_PAGES, ()),
+    "kv_events.published_batches": (names.KV_EVENT_BATCHES, ()),
+    "kv_events.dropped_batches": (names.KV_EVENT_DROPS, ()),
 }
-_EVICTED = "cache.evictions.device."  # then component.reason
-_QUEUE = "queue."
+# Groups whose further keys are the labels, one a level.
+_LABELLED = {"queue": names.QUEUE_BY_REASON, "cache.hit_tokens": names.HIT_TOKENS, "cache.evictions": names.EVICTIONS}
 
 
 def flatten(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
@@ -53,13 +51,13 @@ def flatten(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, flo
             yield name, float(value)
 
 
-def _named(key: str) -> tuple[Named, ...]:
-    """What the number under `key` is called; () when it has no name of its own."""
-    if key.startswith(_QUEUE):
-        return ((names.QUEUE_BY_REASON, (key.removeprefix(_QUEUE),)),)
-    if key.startswith(_EVICTED):
-        return ((names.EVICTIONS, tuple(key.removeprefix(_EVICTED).split("."))),)
-    return _KNOWN.get(key, ())
+def _named(key: str) -> Named | None:
+    """What the number under `key` is called; None when it has no name of its own."""
+    for group, metric in _LABELLED.items():
+        labels = tuple(key.removeprefix(f"{group}.").split("."))
+        if key.startswith(f"{group}.") and len(labels) == len(metric.labels):
+            return metric, labels
+    return _KNOWN.get(key)
 
 
 class Snapshot(Collector):
@@ -74,11 +72,11 @@ class Snapshot(Collector):
         found: dict[Named, float] = {(names.ENGINE_UP, ()): float(self._is_up)}
         rest: list[tuple[str, float]] = []
         for key, value in flatten(self._state):
-            named = _named(key)
-            for name in named:
-                found[name] = found.get(name, 0.0) + value
-            if not named:
+            name = _named(key)
+            if name is None:
                 rest.append((key, value))
+            else:
+                found[name] = value
         found |= {(names.SCHEDULER_STATE, (key,)): value for key, value in rest[:MAX_KEYS]}
         for metric in names.ENGINE_METRICS:
             family = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(metric.name, metric.help, labels=metric.labels)

@@ -47,8 +47,9 @@ class ForwardBatch:
         self._positions[: plan.num_tokens] = plan.positions
         if plan.pool_rows is self._decoded_rows:
             return  # the rows of the step before, one token each as then
+        self._decoded_rows = None  # until all of it is there
         self.num_tokens, self.num_rows = plan.num_tokens, plan.num_rows
-        self._decoded_rows = plan.pool_rows if plan.mode is ForwardMode.DECODE else None
         last = (np.cumsum(plan.extend_lens) - 1)[plan.sample]
         self.num_logit_rows = len(last)
         self._logit_rows[: self.num_logit_rows] = last
+        self._decoded_rows = plan.pool_rows if plan.mode is ForwardMode.DECODE else None

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rootlet.cache.unified_radix_cache import UnifiedRadixCache
 from rootlet.core.step import IntArray
-from rootlet.scheduler.kv_owner import KvOwner
+from rootlet.scheduler.plan_memory import slots_at
 from rootlet.scheduler.req import Req
 
 
@@ -37,13 +38,13 @@ class DecodeRun:
         """True for the same requests in the same order, none of them retracted since."""
         return reqs == self._reqs and [req.epoch for req in reqs] == self._versions
 
-    def slots(self, kv: KvOwner, positions: IntArray, step: int) -> IntArray:
+    def slots(self, cache: UnifiedRadixCache, positions: IntArray, step: int) -> IntArray:
         """[B] slots of the tokens that plan `step` computes at `positions`."""
         if self._slots is not None and step == self._step + 1 and self._left > 0:
             self._slots = self._slots + 1
             self._left -= 1
         else:
-            self._slots = kv.slots_at(self.pool_rows, positions)
-            self._left = kv.page_size - 1 - int(np.maximum.reduce(positions % kv.page_size))
+            self._slots = slots_at(cache, self.pool_rows, positions)
+            self._left = cache.page_size - 1 - int(np.maximum.reduce(positions % cache.page_size))
         self._step = step
         return self._slots

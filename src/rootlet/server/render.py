@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+
 from rootlet.core.errors import InvalidValue, Unsupported
 from rootlet.server.context import ServerContext, offload
 from rootlet.server.fields import Fields
@@ -28,7 +30,8 @@ async def render(fields: Fields, context: ServerContext) -> str:
     def work() -> str:
         return template.render(messages, tools=tools, add_generation_prompt=add_prompt, continue_final_message=continue_final, **extra)
 
-    prompt = await offload(num_chars(messages), work)
+    size = num_chars(messages) + (len(orjson.dumps([tools, extra])) if tools or extra else 0)
+    prompt = await offload(size, work)
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError:  # the JSON inside a tool call's arguments can spell half a surrogate pair

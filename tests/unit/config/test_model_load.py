@@ -14,6 +14,7 @@ from rootlet.config.model_load import load_model_config, load_sampling_defaults
 from rootlet.config.model_load_hf import config_from_hf
 from rootlet.config.model_tensors import expected_tensors
 from rootlet.core.errors import BadModelFile
+from rootlet.formats.gguf import GGUFFile
 from rootlet.formats.weights import open_weights
 
 BASE: dict[str, Any] = {
@@ -211,6 +212,26 @@ def test_eos_ids_are_the_union(tmp_path: Path) -> None:
     assert from_json(tmp_path, eos_token_id=6).eos_token_ids == (7, 8, 6, 9)
 
 
+def test_partial_rope_is_read_from_either_place(tmp_path: Path) -> None:
+    assert from_json(tmp_path, partial_rotary_factor=0.5).rope.rotary_dim == 8
+    assert from_json(tmp_path, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.25}).rope.rotary_dim == 4
+
+
+def test_only_control_tokens_of_a_gguf_end_a_turn(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    path = write_gguf(checkpoints["llama"], tmp_path / "m.gguf")
+    types = GGUFFile(path).numbers("tokenizer.ggml.token_type").copy()
+    start = path.read_bytes().index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 16
+    end_texts = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"]
+    tokens = GGUFFile(path).strings("tokenizer.ggml.tokens")
+    ends = [i for i, text in enumerate(tokens) if text in end_texts]
+    assert load_model_config(path).eos_token_ids == (259, *(i for i in ends if i != 259))
+    types[ends] = 1  # plain text that looks like the end of a turn
+    data = bytearray(path.read_bytes())
+    data[start : start + types.nbytes] = types.tobytes()
+    path.write_bytes(data)
+    assert load_model_config(path).eos_token_ids == (259,)
+
+
 def test_damaged_json_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(BadModelFile, match=r"config\.json: cannot be read as JSON"):
@@ -247,6 +268,15 @@ def test_what_a_gguf_asks_for_and_is_not_served_is_refused(
 ) -> None:
     with pytest.raises(BadModelFile, match=words):
         load_model_config(write_gguf(checkpoints["llama"], tmp_path / "m.gguf", metadata=metadata))
+
+
+def test_keys_and_values_of_other_widths_are_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    path = write_gguf(checkpoints["llama"], tmp_path / "m.gguf")
+    data = path.read_bytes()
+    at = data.index(b"llama.attention.value_length") + len(b"llama.attention.value_length") + 4
+    path.write_bytes(data[:at] + (8).to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(BadModelFile, match="key_length 16 and value_length 8 differ"):
+        load_model_config(path)
 
 
 @pytest.mark.parametrize(("stated", "kind"), [({}, "linear"), ({"llama.rope.scaling.type": "none"}, "default")])

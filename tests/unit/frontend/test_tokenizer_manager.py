@@ -503,7 +503,7 @@ async def test_loading_refuses_with_a_hint_and_is_healthy() -> None:
 async def test_row_89_health_follows_the_ticks() -> None:
     front = Front()
     front.clock.advance(15.0)
-    front.manager.handle(HealthTick(1, 1, 0, True))
+    front.manager.handle(HealthTick(1))
     front.clock.advance(15.0)
     assert front.manager.health() == (True, "ready")
     front.clock.advance(6.0)

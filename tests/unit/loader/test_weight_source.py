@@ -65,6 +65,7 @@ def test_equal_block_types_are_joined_without_conversion() -> None:
     weight = source.matrix(("a", "b"), (3, 5), cols=64)
     assert weight.kind == "q4_1"
     assert source.notes == ()
+    assert source.num_bytes == 8 * 64 * 4  # what the reference holds: float32
     expected = np.concatenate([dequantize(x.data, GGMLQuantizationType.Q4_1) for x in (a, b)])
     np.testing.assert_array_equal(weight.packed.numpy(), expected)
 

@@ -31,6 +31,15 @@ def test_q8_0_is_within_half_a_step() -> None:
     assert (back[1, :32] == 0).all()
 
 
+def test_q8_0_of_values_near_the_end_of_float16_saturates() -> None:
+    """The scale rounds down to the smallest float16: 1.4 of it would be 178 steps."""
+    smallest = 2.0**-24
+    values = torch.full((1, 32), 1.4 * smallest * 127)
+    values[0, 1] *= -1
+    back = dequantize_rows("q8_0", quantize_q8_0(values))[0]
+    assert back[:2].tolist() == [127 * smallest, -127 * smallest]
+
+
 def test_activations_are_int8_with_a_scale_per_block() -> None:
     x = torch.from_numpy(_values(3, 64))
     q, d = quantize_activations(x)

@@ -13,8 +13,9 @@ import torch
 from fixtures.sampling_cases import row_init, step_plan
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.step import RELAY, RowResult
-from rootlet.core.types import LogprobSpec
+from rootlet.core.types import LogprobSpec, TokenLogprob
 from rootlet.kernels.reference_sampling import exp64, gumbel, log64, noise_key
+from rootlet.sampling.logprobs import raw_logprobs
 from rootlet.sampling.sampler import Sampler
 
 HAS_NATIVE = importlib.util.find_spec("rootlet.kernels.cpu._native") is not None
@@ -224,6 +225,16 @@ def test_logprobs_are_those_of_the_raw_distribution(native: bool) -> None:
     forced = Row(native, temperature=0.0, allowed_token_ids=(0,), logprobs=LogprobSpec(top_n=V)).result(logits).logprobs[0]
     assert forced.logprob == pytest.approx(float(truth[0]), abs=1e-12)
     assert len(forced.top_ids) == V - 1
+
+
+def test_logprobs_of_rows_that_have_none(native: bool) -> None:
+    """A prompt token of probability zero gets the documented floor, an impossible alternative is left out, a row without a softmax has nothing."""
+    inf, nan = math.inf, math.nan
+    logits = torch.tensor([[0.0, -inf, 0.0], [0.0, nan, 0.0], [0.0, inf, 0.0], [-inf, -inf, -inf]])
+    zero, *rest = raw_logprobs(logits, torch.tensor([1, 0, 0, 0]), 3, native=native)
+    assert (zero.token_id, zero.logprob, zero.top_ids) == (1, -9999.0, (0, 2))
+    assert zero.top_logprobs == pytest.approx((-math.log(2),) * 2, abs=1e-15)
+    assert rest == [TokenLogprob(0, None)] * 3
 
 
 def test_only_sampling_rows_draw_and_the_relay_feeds_the_next_step(native: bool) -> None:

@@ -37,6 +37,7 @@ def attention(
     row_ids: int,
     qo_indptr: int,
     prefix_lens: int,
+    order: int,
     work: int,
     num_work: int,
     partials: int,

@@ -68,7 +68,7 @@ def attention(q: Tensor, layer: KVLayer, meta: AttentionMeta, scale: float, wind
     _native.attention(
         current_tape(), q.data_ptr(), q.stride(0), out.data_ptr(), layer.k.data_ptr(), layer.v.data_ptr(), *_scales(layer),
         meta.page_table.data_ptr(), meta.page_table.stride(0), meta.row_ids.data_ptr(), meta.qo_indptr.data_ptr(), meta.prefix_lens.data_ptr(),
-        meta.work.data_ptr(), meta.num_work.data_ptr(), _PARTIALS.data_ptr(), _PARTIALS.numel(),
+        meta.order.data_ptr(), meta.work.data_ptr(), meta.num_work.data_ptr(), _PARTIALS.data_ptr(), _PARTIALS.numel(),
         q.shape[1] // dim, heads, dim, layer.page_size, KV_KINDS.index(layer.k.dtype),
         window or 0, scale,
     )  # fmt: skip
