@@ -6,11 +6,14 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 ARGS ?=
 # Folder with the data files of the benchmarks: make bench-chat DATA=folder
 DATA ?= data
+# The driver of make bench-http, and an interpreter that has llama.cpp's server: make bench-http LOAD=program RIVAL=python
+LOAD ?= load.py
+RIVAL ?=
 # The pinned torch is a CPU build where one is at hand; an unpinned one can pull gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-control bench-fairness bench-quality bench-step torture rows clean
+.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-control bench-fairness bench-http bench-neighbour bench-policies bench-python bench-quality bench-replay bench-step bench-trace torture trace-demo rows clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -86,19 +89,41 @@ bench-check: $(VENV)/.peer model ## the same against the recorded ratios: fails 
 bench-step: $(VENV)/.dev model ## time of single steps, and the share of each op
 	@$(BIN)/python -m rootlet.bench.step --profile $(ARGS)
 
+bench-python: $(VENV)/.dev model ## the share of Python in a decode step of the whole runtime
+	@$(BIN)/python -m rootlet.bench.python_share $(ARGS)
+
+bench-neighbour: $(VENV)/.dev model ## what a busy process on one core costs, and what an idle server does
+	@$(BIN)/python -m rootlet.bench.neighbour $(ARGS)
+
+bench-http: $(VENV)/.dev model ## workloads of a driver over HTTP: LOAD=program DATA=folder [RIVAL=python with llama-cpp-python[server]]
+	@$(BIN)/python -m rootlet.bench.http_load --load $(LOAD) --data $(DATA) $(if $(RIVAL),--rival $(RIVAL)) $(ARGS)
+
 bench-chat: $(VENV)/.dev model ## 80 two-turn chats at 16 concurrent over HTTP, cache on and off, against a trie oracle
 	@$(BIN)/python -m rootlet.bench.chat --data $(DATA) $(ARGS)
 
 bench-fairness: $(VENV)/.built ## two tenants, one flooding; a cold request beside a hot stream (virtual clock)
 	@$(BIN)/python -m rootlet.bench.fairness
-bench-control: $(VENV)/.built ## microseconds of the prefix cache, beside the targets of the design
-	@$(BIN)/python -m rootlet.bench.control
+
+bench-control: $(VENV)/.built ## microseconds of the prefix cache and of a tick, beside targets and a baseline; ARGS="--write docs" records
+	@$(BIN)/python -m rootlet.bench.control $(ARGS)
+
+bench-policies: $(VENV)/.built model ## 72 runs: workloads x policies x prefix cache on and off x page sizes; ARGS="--write docs" records
+	@$(BIN)/python -m rootlet.bench.policies $(if $(wildcard $(DATA)),--data $(DATA)) $(ARGS)
+
+bench-trace: $(VENV)/.built ## the Mooncake conversation trace through scheduler and cache, beside offline bounds; ARGS="--write docs" records
+	@$(BIN)/python -m rootlet.bench.trace --data $(DATA) $(ARGS)
+
+bench-replay: $(VENV)/.dev model ## a minute of load on a server that records, then the record replayed: no plan may differ
+	@$(BIN)/python -m rootlet.bench.replay_run $(ARGS)
 
 bench-quality: $(VENV)/.dev model ## quantised path against the dequantised fp32 reference on GSM8K questions
 	@$(BIN)/python -m rootlet.bench.quality --data $(DATA) $(ARGS)
 
 torture: $(VENV)/.dev model ## 64 requests in a pool for four, 200 leaving clients, SIGKILL of each child: what a real server does
 	@$(BIN)/python -m rootlet.bench.torture $(ARGS)
+
+trace-demo: $(VENV)/.dev model ## what rootlet trace says of a request that waited, was chunked, was retracted and finished
+	@$(BIN)/python -m rootlet.bench.trace_demo $(ARGS)
 
 rows: $(VENV)/.dev model ## the public fault table: a verdict for each row that has tests
 	@$(BIN)/python -m rootlet.bench.rows $(ARGS)

@@ -1,4 +1,4 @@
-// Embedding, norms, rotary embedding, activation, add, gather. Each row is reduced in 16 lanes (element i in lane i % 16, ascending), then in one
+// Embedding, norms, rotary embedding, activation, gather. Each row is reduced in 16 lanes (element i in lane i % 16, ascending), then in one
 // fixed tree. All are memory-light next to the matrix products: rows, or pieces of rows, are split statically.
 #include <cstring>
 
@@ -13,7 +13,7 @@
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
-constexpr int kPiece = 256;  // elements of a row that one thread takes at once in elementwise ops
+constexpr int kPiece = 256;  // elements of a row that one thread takes at once in silu_and_mul
 
 // ---- embedding
 
@@ -104,47 +104,25 @@ ROOTLET_OP(rope);
 
 // ---- elementwise
 
-// Calls piece(row, first element, count) for this worker's pieces of a [rows, n] output.
-template <class Piece>
-RL_INLINE void for_pieces(Worker& w, int rows, int n, const Piece& piece) {
-  const int pieces = (n + kPiece - 1) / kPiece;
-  const Range r = w.share(rows * pieces);
-  for (int u = r.begin; u < r.end; ++u) {
-    const int begin = u % pieces * kPiece;
-    piece(u / pieces, begin, smaller(n - begin, kPiece));
-  }
-}
-
 void silu_and_mul(const void* p, Worker& w) {
   const auto& a = *static_cast<const SiluArgs*>(p);
-  for_pieces(w, a.rows.get(), a.n, [&](int t, int begin, int count) {
+  const int pieces = (a.n + kPiece - 1) / kPiece;
+  const Range r = w.share(a.rows.get() * pieces);
+  for (int u = r.begin; u < r.end; ++u) {
+    const int t = u / pieces, begin = u % pieces * kPiece, count = smaller(a.n - begin, kPiece);
+    const ptrdiff_t at = static_cast<ptrdiff_t>(t) * a.n + begin;
     const float* gate = a.x + t * a.x_stride + begin;
     const float* up = gate + a.n;
     float product[kPiece];
-    float* out = a.out ? a.out + static_cast<ptrdiff_t>(t) * a.n + begin : product;
+    float* out = a.out ? a.out + at : product;
     for (int i = 0; i < count; i += 8) {
       const int n = smaller(count - i, 8);
       store_n(out + i, mul(silu8(load_n(gate + i, n)), load_n(up + i, n)), n);
     }
-    const ptrdiff_t at = static_cast<ptrdiff_t>(t) * a.n + begin;
     if (a.q) quantize_row(out, count, a.q + at, a.scales + at / kQuantBlock);
-  });
+  }
 }
 ROOTLET_OP(silu_and_mul);
-
-void add_rows(const void* p, Worker& w) {
-  const auto& a = *static_cast<const AddArgs*>(p);
-  for_pieces(w, a.rows.get(), a.n, [&](int t, int begin, int count) {
-    const float* x = a.x + t * a.x_stride + begin;
-    const float* y = a.y + t * a.y_stride + begin;
-    float* out = a.out + static_cast<ptrdiff_t>(t) * a.n + begin;
-    for (int i = 0; i < count; i += 8) {
-      const int n = smaller(count - i, 8);
-      store_n(out + i, add(load_n(x + i, n), load_n(y + i, n)), n);
-    }
-  });
-}
-ROOTLET_OP_AS("add", add_rows, add);
 
 void gather_rows(const void* p, Worker& w) {
   const auto& a = *static_cast<const GatherArgs*>(p);

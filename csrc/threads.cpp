@@ -3,7 +3,8 @@
 //   caller (worker 0)      run_ops: publish job, epoch++, wake sleepers | op, barrier, op, barrier ... | return
 //   worker i               spin ~200 us on epoch, else futex sleep      | op, barrier, op, barrier ... | spin again
 //
-// A waiter pauses, then yields, then sleeps, so a busy neighbour on the same CPU gets it instead of watching us spin. After a fork the child has no
+// A waiter pauses, then sleeps, so a busy neighbour on the same CPU gets it instead of watching us spin. At a barrier it never yields: that would hand
+// the CPU over for the neighbour's whole slice, some milliseconds, where a sleeper is put back as soon as it is woken. After a fork the child has no
 // workers: the first run there starts new ones.
 #include "rootlet/threads.h"
 
@@ -29,8 +30,7 @@ namespace rootlet {
 namespace {
 
 constexpr uint64_t kIdleSpinNs = 200'000;
-constexpr int kBarrierPauses = 400;  // about 20 us: a partner that waits for this very CPU must get it soon
-constexpr int kBarrierYields = 1000;
+constexpr uint64_t kBarrierSpinNs = 50'000;  // about five times what sleeping and being woken costs
 
 std::atomic<int> fork_count{0};
 
@@ -147,14 +147,17 @@ struct alignas(64) Signal {
   }
 
   void wait_in_run(uint32_t seen) {
-    for (int i = 0; i < kBarrierPauses; ++i) {
+    for (int i = 0; i < 256; ++i) {  // most partners are here by then, before the clock is read once
       if (value.load(std::memory_order_acquire) != seen) return;
       pause_cpu();
     }
-    for (int i = 0; i < kBarrierYields; ++i) {
-      if (value.load(std::memory_order_acquire) != seen) return;
-      sched_yield();
-    }
+    const uint64_t until = now_ns() + kBarrierSpinNs;
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if (value.load(std::memory_order_acquire) != seen) return;
+        pause_cpu();
+      }
+    } while (now_ns() < until);
     sleep_while(seen);
   }
 

@@ -31,11 +31,16 @@ Reply = tuple[tuple[int, ...], tuple[float | None, ...]]
 
 def replies(sampling: dict[str, Any], *, alone: bool = False, twice: bool = False, **knobs: Any) -> list[Reply]:
     """Token ids and their raw log-probabilities (top 2 too) of every prompt; `twice`: of the second time, when all is cached."""
-    with Engine(PATH, log_level="warning", log_requests=False, **{"threads": 2, "max_total_tokens": 16384, "max_prefill": 1024} | knobs) as engine:
+    knobs = {"threads": 2, "max_total_tokens": 16384, "max_prefill": 1024} | knobs
+    retract_every = knobs.pop("retract_every", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROOTLET_TEST_RETRACT", str(retract_every))
+        engine_of = Engine(PATH, log_level="warning", log_requests=False, **knobs)
+    with engine_of as engine:
         for _ in range(2 if twice else 1):
             results = [engine.generate(p, sampling, logprobs=2) for p in PROMPTS] if alone else engine.generate(PROMPTS, sampling, logprobs=2)
         state = engine.state("metrics")
-    if "retract_every" in knobs:
+    if retract_every:
         assert state["counters"]["retractions"] > 0
     return [(r.token_ids, tuple(x for e in r.logprobs for x in (e.logprob, *e.top_logprobs))) for r in results]
 

@@ -139,15 +139,6 @@ def test_exp_is_accurate_over_its_range() -> None:
     assert float(error.max()) < 3 * 2.0**-24
 
 
-def test_add() -> None:
-    for n in (1, 8, 20, 600):
-        other = random(5, n, seed=7)
-        for isa in ISAS:
-            _native.force_isa(isa)
-            x = random(5, n, seed=n)
-            assert torch.equal(TABLE.add(x, other), x + other)
-
-
 def test_gather_rows() -> None:
     x = random(9, 70)
     rows = torch.tensor([8, 0, 3, 3], dtype=torch.int32)

@@ -5,6 +5,7 @@ Each case runs on the reference kernels and, where they are built, on the native
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 
 from fixtures.step_driver import Row, StepDriver
 from fixtures.tiny_models import write_gguf
-from fixtures.transformers_oracle import CASES, NEW_TOKENS, PROMPT_LEN, Oracle, make_oracle
+from fixtures.transformers_oracle import CASES, NEW_TOKENS, ODD_CASES, PROMPT_LEN, Oracle, make_oracle
 from rootlet.config.schema import CacheArgs, ComputeArgs, ModelArgs, RuntimeConfig, SchedulerArgs
 from rootlet.core.types import LogprobSpec
 from rootlet.kernels import dispatch
@@ -120,6 +121,18 @@ def test_prompt_logprobs(oracle: Oracle, table: str) -> None:
         assert entry.top_ids == tuple(best.indices.tolist())
         assert entry.top_logprobs == pytest.approx(best.values.tolist(), abs=1e-3)
     executor.close()
+
+
+@pytest.mark.parametrize("case", ODD_CASES)
+def test_odd_sizes_and_flags(case: str, tmp_path: Path) -> None:
+    oracle = make_oracle(case, tmp_path / "hf")
+    paths = [oracle.folder, *([write_gguf(oracle.folder, tmp_path / "model.gguf")] if ODD_CASES[case][2] else [])]
+    for path, table in itertools.product(paths, TABLES):
+        executor = executor_for(path, table)
+        driver = StepDriver(executor)
+        assert driver.generate([driver.add(oracle.prompt)], NEW_TOKENS, chunk=9) == [oracle.tokens], (path.name, table)
+        assert close_logits(executor, oracle.logits[-2]), (path.name, table)
+        executor.close()
 
 
 @pytest.mark.parametrize("case", ["llama31-tied", "qwen2", "qwen3-tied", "smollm3-tied"])

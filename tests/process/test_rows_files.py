@@ -192,10 +192,9 @@ def test_row_75_dtypes_are_stated_and_agree(tmp_path: Path, stored: str, asked: 
         info = json.loads(server.get("/model_info"))["model"]
         greedy = whole(server.base, "/v1/completions", {"prompt": IDS, "max_tokens": 1, "temperature": 0, "return_token_ids": True})["choices"][0]
     assert np.isfinite(found).all()
-    assert info["compute_dtype"]
-    assert info["weights"]
-    exact = asked == "float32" or stored == "float32" == asked
-    np.testing.assert_allclose(found, reference(folder), atol=1e-3 if exact else 0.15)
+    held = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[stored if asked == "auto" else asked]
+    assert (info["compute_dtype"], set(info["weights"])) == ("float32", {held})
+    np.testing.assert_allclose(found, reference(folder), atol=1e-3 if asked == "float32" else 0.15)
     assert greedy["token_ids"][0] == int(logprobs_of(folder, IDS)[-1].argmax())
 
 

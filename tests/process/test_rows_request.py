@@ -91,16 +91,11 @@ def test_row_19_filters_at_their_edges(base: str) -> None:
         assert whole(base, PLAIN, {"prompt": "a", "max_tokens": 2, "top_k": top_k})["choices"]
     same = {ids_sampled(base, {"top_k": k}) for k in (VOCAB, VOCAB + 1, 2**31, 0, -1)}
     assert len(same) == 1  # at or above the vocabulary, 0 and -1: off
-    for name, bad in (("top_k", (-2, 1.5)), ("top_p", (1.0001, -0.1)), ("min_p", (1.1, -0.1))):
+    for name, bad in (("top_k", (-2, 1.5)), ("top_p", (1.0001, 0, -0.1)), ("min_p", (1.1, -0.1))):
         for value in bad:
             assert_refused(post(base, PLAIN, {"prompt": "a", name: value}), param=name)
     for name, good in (("top_p", 1), ("min_p", 0), ("min_p", 1)):
         assert whole(base, PLAIN, {"prompt": "a", "max_tokens": 2, name: good})["choices"]
-    reply = post(base, PLAIN, {"prompt": "a", "max_tokens": 8, "top_p": 0, "temperature": 1})
-    if reply.status_code == 200:
-        assert reply.json()["choices"][0]["text"] == whole(base, PLAIN, {"prompt": "a", "max_tokens": 8, "temperature": 0})["choices"][0]["text"]
-    else:
-        assert_refused(reply, param="top_p")
 
 
 def ids_sampled(base: str, sampling: dict[str, Any]) -> tuple[int, ...]:
@@ -131,7 +126,7 @@ def test_row_20_logprobs_are_bounded(base: str) -> None:
     for top_n in (0, 5):
         found = whole(base, PLAIN, generation(PLAIN, "a", max_tokens=2, logprobs=top_n))["choices"][0]["logprobs"]
         assert len(found["token_logprobs"]) == 2
-        assert all(len(top or {}) <= max(top_n, 1) for top in found["top_logprobs"] or [])
+        assert ([len(top) for top in found["top_logprobs"]] if top_n else found["top_logprobs"]) == ([5, 5] if top_n else None)
     for bad in (21, 5_000_000, -1):
         assert_refused(post(base, PLAIN, generation(PLAIN, "a", logprobs=bad)), param="logprobs")
         assert_refused(post(base, NATIVE, {"text": "a", "return_logprob": True, "top_logprobs_num": bad}), param="top_logprobs_num")

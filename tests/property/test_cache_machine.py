@@ -1,12 +1,14 @@
 """The prefix cache against a naive oracle, under any order of what a scheduler may do: full attention alone, with windows, with states, with both.
 
+Each set of components runs with a host tier and without, over page sizes and eviction policies; what was run is counted and printed at the end.
 After every rule: all invariants, tags of all pages, the executor's view of the page table, and the oracle's tree, hits, priorities, counters.
-ROOTLET_HYPOTHESIS_PROFILE=long: 2,000 examples of 60 steps for each set of components.
+ROOTLET_HYPOTHESIS_PROFILE=long: 2,000 examples of 60 steps for each set of components, half of them with a host tier.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, event, settings
@@ -14,9 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fixtures.cache_bench import CacheBench, Seq
-from fixtures.cache_oracle import CacheOracle, Hold, space_of
+from fixtures.cache_oracle import Hold, space_of
+from fixtures.fake_tier import FakeTier
+from fixtures.host_oracle import HostHold, HostOracle
 from rootlet.cache.eviction import POLICIES
 from rootlet.cache.key import pack
+from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.types import RadixKey
 from rootlet.core.types import Namespace
 
@@ -25,6 +30,9 @@ LONG = os.environ.get("ROOTLET_HYPOTHESIS_PROFILE") == "long"
 # pairs that a concatenation would confuse, and two spellings of "no namespace"
 NAMESPACES = (Namespace(), Namespace("", None, ""), Namespace("a", "bc"), Namespace("ab", "c"), Namespace(None, "a", "bc"))
 PAGES_PER_ROW = 10
+PAGE_SIZES = (1, 2, 4, 16)
+RUNS: Counter[tuple[str, int, str]] = Counter()  # (machine, page size, policy) -> examples
+STEPS: Counter[str] = Counter()
 
 picks = st.integers(0, 63)
 tokens = st.lists(st.integers(0, 1), min_size=0, max_size=24)
@@ -32,9 +40,10 @@ tokens = st.lists(st.integers(0, 1), min_size=0, max_size=24)
 
 class CacheMachine(RuleBasedStateMachine):
     parts: frozenset[str] = frozenset()
+    with_host = False
 
     @initialize(
-        page_size=st.sampled_from((1, 2, 4, 8, 16)),
+        page_size=st.sampled_from(PAGE_SIZES),
         policy=st.sampled_from(POLICIES.names()),
         num_pages=st.integers(8, 40),
         rows=st.integers(1, 6),
@@ -43,7 +52,10 @@ class CacheMachine(RuleBasedStateMachine):
         grid_pages=st.integers(1, 2),
         num_states=st.integers(2, 10),
         events=st.booleans(),
-        fill=st.lists(st.tuples(picks, picks, st.integers(1, 3), tokens, st.integers(0, 2)), max_size=5),
+        tier=st.tuples(st.sampled_from((1, 1, 1, 2)), st.sampled_from((1, 1, 3)), st.integers(4, 40), st.integers(2, 30), st.integers(1, 8)),
+        eager=st.booleans(),
+        squeezed=st.booleans(),
+        fill=st.lists(st.tuples(picks, picks, st.integers(1, 3), tokens, st.integers(0, 2)), max_size=6),
     )
     def start(
         self,
@@ -57,10 +69,18 @@ class CacheMachine(RuleBasedStateMachine):
         grid_pages: int,
         num_states: int,
         events: bool,
+        tier: tuple[int, int, int, int, int],
+        eager: bool,
+        squeezed: bool,
         fill: list[tuple[int, int, int, list[int], int]],
     ) -> None:
+        self.policy = policy
         self.window_len = min(window_len, 3 * page_size) if "swa" in self.parts else None
         self.grid = grid_pages * page_size
+        hits, min_load_len, *sizes = tier
+        names = [name for name in ("full", "swa", "mamba") if name == "full" or name in self.parts]
+        units = dict(zip(("full", "swa", "mamba"), sizes, strict=True)) if self.with_host else {}
+        units = {name: units[name] for name in names if name in units}
         self.bench = CacheBench(
             page_size=page_size,
             num_pages=num_pages,
@@ -70,17 +90,31 @@ class CacheMachine(RuleBasedStateMachine):
             window=None if self.window_len is None else (self.window_len, num_window_pages),
             states=(self.grid, num_states) if "mamba" in self.parts else None,
             events=events,
+            tier=FakeTier(units, write_through_hits=hits, min_load_len=min_load_len) if units else None,
         )
         self.cache = self.bench.cache
-        self.oracle = CacheOracle(page_size=page_size, policy=policy, window_len=self.window_len, states="mamba" in self.parts)
+        self.oracle = HostOracle(
+            page_size=page_size,
+            policy=policy,
+            window_len=self.window_len,
+            states="mamba" in self.parts,
+            units=units,
+            hits=hits,
+            min_load_len=min_load_len,
+        )
+        self.host_holds: list[HostHold] = []  # parallel to bench.host_locks
         self.waiting: list[Seq] = []
         self.prompts: list[list[int]] = [[]]
         self.released: list[Seq] = []
         self.holds: dict[int, Hold] = {}  # of live requests, by identity
         self.other_holds: list[Hold] = []  # parallel to bench.locks
         self.steps = 0
+        self.eager = eager  # copies end as soon as a request has shared, instead of at some time
         for base, cut, stretch, more, space in fill:
             self.serve(base, cut, stretch, more, space, priority=0)
+        if self.with_host and squeezed:
+            self.all_copies_end()
+            self.squeeze(0)
 
     # ---- arrivals ------------------------------------------------------------------------------------------------------------------------
 
@@ -261,6 +295,8 @@ class CacheMachine(RuleBasedStateMachine):
         self._unlock(seq)
         self.bench.finish(seq, owned=owned, prompt_len=seq.prompt_len if at_prompt else None)
         self.released.append(seq)
+        if self.with_host and self.eager:
+            self.all_copies_end()
 
     @rule(pick=picks, again=st.booleans())
     def abort_or_retract(self, pick: int, again: bool) -> None:
@@ -287,7 +323,9 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.probe(key) == self.oracle.match_len(space_of(namespace), want)
         assert self._state() == before
         sizes = self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages
+        far = self.oracle.match_len(space_of(namespace), want, host=True)
         found = self.cache.match_prefix(key)
+        assert found.host_hit_length == (far - self.oracle.match_len(space_of(namespace), want))
         assert found.device_prefix_len == self.oracle.match(space_of(namespace), want) == len(found.pages) * self.bench.page_size
         assert (self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages) == sizes
         for i, page in enumerate(found.pages.tolist()):
@@ -330,7 +368,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def lock_any_node(self, pick: int) -> None:
-        spans = self.bench.spans()
+        spans = [span for span in self.bench.spans() if span[3].full_pages is not None]
         if spans:
             namespace, _, path, node = spans[pick % len(spans)]
             self.bench.locks.append(self.cache.inc_lock_ref(node))
@@ -343,15 +381,134 @@ class CacheMachine(RuleBasedStateMachine):
         self._drop(self.other_holds.pop(at))
         self.cache.dec_lock_ref(self.bench.locks.pop(at))
 
+    # ---- the host tier -------------------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.with_host and self.bench.tier.started)
+    @rule(pick=picks, ok=st.sampled_from((True, True, True, False)))
+    def a_copy_ends(self, pick: int, ok: bool) -> None:
+        started = sorted(self.bench.tier.started)
+        op = started[pick % len(started)] if pick % 3 == 0 else started[0]
+        self.oracle.end(op, ok=ok)
+        self.bench.acknowledge(op, ok=ok)
+
+    @precondition(lambda self: self.with_host)
+    @rule()
+    def all_copies_end(self) -> None:
+        for op in sorted(self.bench.tier.started):
+            self.oracle.end(op, ok=True)
+            self.bench.acknowledge(op)
+
+    @precondition(lambda self: self.with_host)
+    @rule(left=st.integers(0, 3))
+    def squeeze(self, left: int) -> None:
+        """Nearly everything that can leave the device does."""
+        self.pressure(max(0, self.oracle.evictable - left))
+
+    @precondition(lambda self: self.with_host)
+    @rule(pick=picks, cut=st.integers(0, 3), more=tokens)
+    def load_back(self, pick: int, cut: int, more: list[int]) -> None:
+        want, namespace = self._on_the_host(pick)
+        self._load_back((*want[: len(want) - cut], *more), namespace)
+
+    @precondition(lambda self: self.with_host)
+    @rule(pick=picks, token=st.integers(0, 1), fails=st.booleans())
+    def load_back_for_a_request(self, pick: int, token: int, fails: bool) -> None:
+        """What admission does: load, wait, match again."""
+        want, namespace = self._on_the_host(pick)
+        seq = self.bench.seq([*want[: (PAGES_PER_ROW - 2) * self.bench.page_size], token], namespace)
+        self.waiting.append(seq)
+        op = self._load_back(tuple(seq.tokens[:-1]), seq.namespace)
+        if op is not None and pick % 4:
+            self.oracle.end(op, ok=not fails)
+            self.bench.acknowledge(op, ok=not fails)
+        self._admit(self.waiting.index(seq))
+
+    def _on_the_host(self, pick: int) -> tuple[tuple[int, ...], Namespace]:
+        """A path that a match finds on the host and not on the device, if there is one."""
+        spans = [span for span in self.bench.spans() if span[3].host is not None and not tiers(span[3])[0]]
+        spans = spans or [span for span in self.bench.spans() if span[3].host is not None] or self.bench.spans()
+        if not spans:
+            return (), NAMESPACES[0]
+        namespace, _, path, _ = spans[pick % len(spans)]
+        return path, namespace
+
+    def _load_back(self, want: tuple[int, ...], namespace: Namespace) -> int | None:
+        space = space_of(namespace)
+        length = self.oracle.match(space, want)
+        far = self.oracle.match_len(space, want, host=True)
+        expected = self._start_load(space, want[:far], far - length)
+        assert self.bench.load_back(list(want), namespace) == expected
+        return expected
+
+    def _start_load(self, space: tuple[str, str, str], best: tuple[int, ...], length: int) -> int | None:
+        """The oracle's side of `load_back`, decided by its own sums."""
+        oracle = self.oracle
+        wanted = oracle.wanted(space, best) if length >= max(1, oracle.min_load_len) else {}
+        if not wanted:
+            return None
+        start = min(e.start for entries in wanted.values() for e in entries)
+        path = [e for e in oracle._path(space, best) if e.start >= start]
+        pending = [e.load for e in path if e.load is not None]
+        if pending:
+            return pending[0]
+        near = max((len(e.path) for e in oracle._path(space, best) if e.device), default=0)
+        hold, host_hold = oracle.lock(space, best[:near]), oracle.hold_host(space, best, start)
+        sums = {
+            "full": lambda: (oracle.evictable, oracle.protected),
+            "swa": lambda: oracle.windows,
+            "mamba": lambda: oracle.slots,
+        }
+        free = {name: self.cache.keeper.pools[name].num_free + sum(sums[name]()) for name in self.cache.keeper.pools}  # minus what is held then
+        for name, entries in wanted.items():
+            short = sum(oracle.size(e, name) for e in entries) - (free[name] - sum(sums[name]()))
+            if short > sums[name]()[0]:
+                self._drop(hold)
+                oracle.drop_host_hold(host_hold)
+                return None
+            if name == "full":
+                oracle.evict(short)
+            elif name == "swa":
+                oracle.evict_windows(short)
+            else:
+                for _ in range(short):
+                    oracle.evict_state()
+        return oracle.begin_load(space, best, wanted, hold, host_hold)
+
+    @precondition(lambda self: self.with_host)
+    @rule(pick=picks, short=st.integers(0, 8))
+    def host_pressure(self, pick: int, short: int) -> None:
+        names = sorted(self.oracle.units)
+        name = names[pick % len(names)]
+        n = self.bench.tier.pools[name].num_free + short
+        assert self.cache.host.ensure(name, n) == self.oracle.make_host_room(name, n)
+
+    @precondition(lambda self: self.with_host)
+    @rule(pick=picks)
+    def lock_any_host_copy(self, pick: int) -> None:
+        spans = [span for span in self.bench.spans() if span[3].host is not None]
+        if spans:
+            namespace, start, path, node = spans[pick % len(spans)]
+            self.bench.host_locks.append(self.cache.host.lock(node))
+            self.host_holds.append(self.oracle.hold_host(space_of(namespace), path, start))
+
+    @precondition(lambda self: self.bench.host_locks)
+    @rule(pick=picks)
+    def unlock_any_host_copy(self, pick: int) -> None:
+        at = pick % len(self.bench.host_locks)
+        self.oracle.drop_host_hold(self.host_holds.pop(at))
+        self.cache.host.unlock(self.bench.host_locks.pop(at))
+
     @rule(often=st.integers(0, 7))
     def flush(self, often: int) -> None:
         if often:  # a flush that succeeds empties the tree: too dull to do each time
             return
-        idle, epoch, before = not self.bench.live and not self.bench.locks, self.cache.epoch, self._state()
+        busy = self.bench.live or self.bench.locks or self.oracle.copies or self.host_holds
+        idle, epoch, before = not busy, self.cache.epoch, self._state()
         assert self.cache.flush() == idle
         assert self.cache.epoch == epoch + idle
         if idle:
             self.oracle.entries.clear()
+            self.oracle.free = dict(self.oracle.units)
             assert self.cache.free_pages == self.cache.allocator.num_pages
         else:
             assert self._state() == before
@@ -363,10 +520,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.steps += 1
         self.bench.check()
         shape = {
-            (space_of(namespace), start, path, node.hits, node.priority, node.swa_pages is not None, node.state_slot is not None)
+            (space_of(namespace), start, path, node.hits, node.priority, node.swa_pages is not None, node.state_slot is not None, *tiers(node))
             for namespace, start, path, node in self.bench.spans()
         }
         assert shape == self.oracle.shape()
+        assert {name: pool.num_free for name, pool in self.cache.keeper.host_pools.items()} == self.oracle.free
         for component, counted in zip(self.cache.core.others, self._other_counts(), strict=True):
             assert (component.evictable, component.protected) == counted
         assert self.cache.protected_pages == self.oracle.protected
@@ -375,17 +533,28 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
             return
+        RUNS[type(self).__name__, self.bench.page_size, self.policy] += 1
+        STEPS[type(self).__name__] += self.steps
         stats = self.cache.stats()
         for name in ("evicted_pages", "duplicate_pages", "adopted_pages", "matched_tokens", "epoch", *[f"{part}_evicted" for part in self.parts]):
+            event(f"{name}: {'some' if stats[name] else 'none'}")
+        for name in ("backed_up_pages", "loaded_back_pages", "demoted_pages", "copies_failed") if self.with_host else ():
             event(f"{name}: {'some' if stats[name] else 'none'}")
         event(f"steps: {self.steps // 10 * 10}+")
         while self.bench.live:
             self.abort_or_retract(0, False)
         while self.bench.locks:
             self.unlock_any_node(0)
+        while self.bench.host_locks:
+            self.unlock_any_host_copy(0)
+        if self.with_host:
+            self.all_copies_end()
         total = self.cache.allocator.num_pages
         assert self.cache.available_pages == total
         assert self.cache.ensure_pages(total)
+        if self.with_host:
+            assert self.cache.host.ensure("full", self.bench.tier.pools["full"].num_pages)
+            assert all(pool.num_free == pool.num_pages for pool in self.bench.tier.pools.values())
         assert all(pool.num_free == pool.num_pages for pool in self.cache.keeper.pools.values())
         assert (self.cache.core.num_nodes, self.cache.core.roots, self.cache.free_pages) == (0, {}, total)
         self.bench.check()
@@ -473,6 +642,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.bench.unfinished(seq)
         assert seq.kv.cache_protected_len == max(aligned, protected)
         assert seq.kv.window_released_len == released
+        if self.with_host and self.eager:
+            self.all_copies_end()
 
     def _unlock(self, seq: Seq) -> None:
         self._drop(self.holds.pop(id(seq)))
@@ -485,9 +656,17 @@ class CacheMachine(RuleBasedStateMachine):
         return [both[part] for part in ("swa", "mamba") if part in self.parts]
 
     def _state(self) -> tuple[object, ...]:
-        nodes = [(node.seq, node.start, node.end, node.hits, node.pins, node.swa_refs, node.state_slot) for *_, node in self.bench.spans()]
+        nodes = [
+            (node.seq, node.start, node.end, node.hits, node.pins, node.swa_refs, node.state_slot, node.host_refs, *tiers(node))
+            for *_, node in self.bench.spans()
+        ]
         pools = [pool.free_pages().tolist() for pool in self.cache.keeper.pools.values()]
         return nodes, pools, self.cache.free_pages, self.cache.evictable_pages, self.cache.protected_pages, self.cache.allocator.free_pages().tolist()
+
+
+def tiers(node: UnifiedTreeNode) -> tuple[object, ...]:
+    host = node.host or {}
+    return node.full_pages is not None, "full" in host, "swa" in host, "mamba" in host, node.backup_op, node.load_op
 
 
 class WindowMachine(CacheMachine):
@@ -505,7 +684,7 @@ class WholeMachine(CacheMachine):
 def _test_case(machine: type[CacheMachine]) -> type:
     case = machine.TestCase
     case.settings = settings(
-        max_examples=2000 if LONG else 150,
+        max_examples=1000 if LONG else 120,
         stateful_step_count=60 if LONG else 50,
         deadline=None,
         database=None,
@@ -515,7 +694,31 @@ def _test_case(machine: type[CacheMachine]) -> type:
     return pytest.mark.timeout(7200 if LONG else 300)(case)
 
 
-TestCacheMachine = _test_case(CacheMachine)
-TestWindowMachine = _test_case(WindowMachine)
-TestStateMachine = _test_case(StateMachine)
-TestWholeMachine = _test_case(WholeMachine)
+def _with_host(machine: type[CacheMachine]) -> type[CacheMachine]:
+    return type("Host" + machine.__name__, (machine,), {"with_host": True})
+
+
+PLAIN = (CacheMachine, WindowMachine, StateMachine, WholeMachine)
+MACHINES = (*PLAIN, *map(_with_host, PLAIN))
+(
+    TestCacheMachine,
+    TestWindowMachine,
+    TestStateMachine,
+    TestWholeMachine,
+    TestHostMachine,
+    TestHostWindowMachine,
+    TestHostStateMachine,
+    TestHostWholeMachine,
+) = map(_test_case, MACHINES)
+
+
+def test_every_page_size_and_policy_was_met_often_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs after the machines above, and counts what they did."""
+    with capsys.disabled():
+        for machine in sorted(STEPS):
+            counts = {(size, policy): RUNS[machine, size, policy] for size in PAGE_SIZES for policy in POLICIES.names()}
+            low, high = min(counts.values()), max(counts.values())
+            print(f"\n{machine:18} {sum(counts.values()):6} examples {STEPS[machine]:8} steps, {low} to {high} of each page size and policy", end="")
+            assert not LONG or low >= 10, f"{machine}: {counts}"
+    met = {(size, policy) for _, size, policy in RUNS}
+    assert len(STEPS) < len(MACHINES) or met == {(size, policy) for size in PAGE_SIZES for policy in POLICIES.names()}

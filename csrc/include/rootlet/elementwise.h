@@ -1,4 +1,4 @@
-// Argument blocks of embedding, norms, rope, activation, add and gather. An `x_stride` is the distance between rows of an input, in elements, so slices
+// Argument blocks of embedding, norms, rope, activation and gather. An `x_stride` is the distance between rows of an input, in elements, so slices
 // of a fused projection need no copy; outputs are dense. Where an op has `q` and `scales`, it can leave its result in int8 blocks of 32 as well (null: it
 // does not), and then `out` may be null: nobody reads the floats (fuse.h).
 #pragma once
@@ -46,16 +46,6 @@ struct SiluArgs {
   float* out;
   int8_t* q;
   ActScale* scales;
-};
-
-struct AddArgs {
-  Count rows;
-  int32_t n;
-  const float* x;
-  ptrdiff_t x_stride;
-  const float* y;
-  ptrdiff_t y_stride;
-  float* out;
 };
 
 struct GatherArgs {

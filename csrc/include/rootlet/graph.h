@@ -42,7 +42,6 @@ class Tape {
   size_t size() const { return ops_.size(); }
   const char* name(size_t i) const { return names_[i]; }
   const OpTimer& timer(size_t i) const { return timers_[i]; }
-  int32_t max_rows(RowSpace space) const { return max_rows_[space]; }
   void reset_timers();
 
  private:

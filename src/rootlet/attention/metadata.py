@@ -1,7 +1,8 @@
 """Turns a `StepPlan` into what attention kernels read: page table, lengths, slots and the work list (architecture D7).
 
 Owns the executor's resident page table and the static int32 buffers behind `AttentionMeta`; they never move, so a captured graph reads the new
-step through the old addresses. O(tokens / 16) numpy per step. Does not read KV, does not decide pages. Called by attention backends.
+step through the old addresses. O(tokens / 16) numpy per step, and next to nothing for a decode step of the rows of the step before. Does not read
+KV, does not decide pages. Called by attention backends.
 A work item is (kv head, up to 16 query tokens of one request): its tile stacks the group's heads, so each key is loaded once for the group.
 """
 
@@ -13,6 +14,7 @@ import torch
 
 from rootlet.attention.shared import SharedPrefixes, SharedRows
 from rootlet.core.step import Capacity, StepPlan
+from rootlet.core.types import ForwardMode
 from rootlet.kernels.ops import AttentionMeta
 
 QUERY_TILE = 16
@@ -57,7 +59,7 @@ def shared_items(groups: list[SharedRows], prefix_lens: I32, num_kv_heads: int) 
         block = np.zeros((num_kv_heads, len(parts), ITEM_WORDS), np.int32)
         for i, part in enumerate(parts):
             block[:, i, 1] = len(part)
-            block[:, i, 3] = part[0]
+            block[:, i, 3] = part[prefix_lens[part].argmax()]
             block[:, i, 5] = prefix_lens[part].max() + 1
             block[:, i, 6] = group.keys
             block[:, i, 7] = begin
@@ -72,6 +74,8 @@ class StepTables:
     """Static buffers of one executor. Rows beyond the step's B have no query tokens (`qo_indptr` stays at T)."""
 
     __slots__ = (
+        "_decoded_rows",
+        "_num_items",
         "_num_kv_heads",
         "_num_work",
         "_order",
@@ -91,6 +95,8 @@ class StepTables:
         rows, tokens = capacity.max_rows, capacity.max_step_tokens
         max_items = num_kv_heads * (rows + -(-tokens // QUERY_TILE))
         self._num_kv_heads = num_kv_heads
+        self._decoded_rows: I32 | None = None
+        self._num_items = 0
         self._shared = SharedPrefixes(rows, capacity.page_size)
         self._order = np.zeros(rows, np.int32)
         self._page_table = np.zeros((rows + 1, capacity.max_pages_per_row), np.int32)
@@ -118,6 +124,22 @@ class StepTables:
         """Apply the plan's page deltas, then describe its rows; the buffers hold until the next `fill`."""
         for delta in plan.page_deltas:
             self._page_table[delta.pool_row, delta.start_page : delta.start_page + len(delta.pages)] = delta.pages
+        if plan.pool_rows is self._decoded_rows and not self._shared.replaced(plan.page_deltas):
+            self._advance(plan)
+        else:
+            self._describe(plan)
+
+    def _advance(self, plan: StepPlan) -> None:
+        """The rows of the step before, one token each as then: only positions differ. Work keeps its order and its
+        groups, which changes no result."""
+        b, items = plan.num_rows, self._work[: self._num_items]
+        self._prefix_lens[:b] = plan.prefix_lens
+        np.add(plan.prefix_lens, 1, out=self._seq_lens[:b])
+        self._out_cache_loc[:b] = plan.out_cache_loc
+        items[:, 5] = self._seq_lens[items[:, 3]]
+
+    def _describe(self, plan: StepPlan) -> None:
+        self._decoded_rows = None  # until all of it is there
         b, t = plan.num_rows, plan.num_tokens
         np.cumsum(plan.extend_lens, out=self._qo_indptr[1 : b + 1])
         self._qo_indptr[b + 1 :] = t
@@ -128,6 +150,7 @@ class StepTables:
         self._out_cache_loc[:t] = plan.out_cache_loc
         self._out_cache_loc[t:] = 0
         self._fill_work(plan, b)
+        self._decoded_rows = plan.pool_rows if plan.mode is ForwardMode.DECODE else None
 
     def _fill_work(self, plan: StepPlan, b: int) -> None:
         indptr, prefix, extend = self._qo_indptr[: b + 1], self._prefix_lens[:b], plan.extend_lens
@@ -142,4 +165,4 @@ class StepTables:
             extend[order] = 0
         items = work_items(indptr, prefix, extend, self._num_kv_heads)
         self._work[begin : begin + len(items)] = items
-        self._num_work[0] = begin + len(items)
+        self._num_work[0] = self._num_items = begin + len(items)

@@ -70,17 +70,20 @@ class SharedPrefixes:
 
     def find(self, page_table: I32, pool_rows: I32, prefix_lens: I32, extend_lens: I32, deltas: Sequence[PageDelta]) -> list[SharedRows]:
         """Groups among the step's rows of one token; members are batch indices. The table must already hold the deltas."""
+        self._computed[:] = 0
         candidates = np.flatnonzero((extend_lens == 1) & (prefix_lens >= CUT)).astype(np.int32)
         if len(candidates) < MIN_ROWS:
             self._rows = b""
             return []
         rows, lens = pool_rows[candidates], prefix_lens[candidates]
-        self._computed[:] = 0
         self._computed[rows] = lens
         signature = candidates.tobytes() + rows.tobytes()
-        replaced = any(delta.start_page * self._page_size < self._computed[delta.pool_row] for delta in deltas)
-        if replaced or signature != self._rows:
+        if self.replaced(deltas) or signature != self._rows:
             found = shared_rows(page_table[rows], lens, self._page_size)
             self._groups = [SharedRows(x.keys, candidates[x.members]) for x in found]
             self._rows = signature
         return self._groups
+
+    def replaced(self, deltas: Sequence[PageDelta]) -> bool:
+        """Whether `deltas` put other pages below what the candidates of the last `find` had computed: more rows may share now."""
+        return any(delta.start_page * self._page_size < self._computed[delta.pool_row] for delta in deltas)

@@ -12,7 +12,7 @@ _SHOWN = 4
 
 def pretty(core: UnifiedTreeCore, *, max_nodes: int) -> str:
     """One line a node: span, first and last tokens of the edge, pages, locks (pins; `*` = on a locked path), hits, and
-    units of the other components (0 = tombstone). A child is indented."""
+    units of the other components (0 = tombstone), then those on the host. A child is indented."""
     lines = [f"radix tree: {core.num_nodes} nodes, {len(core.roots)} namespaces, {core.num_locks} locks, page {core.page_size}, epoch {core.epoch}"]
     shown = 0
     for namespace, root in core.roots.items():
@@ -21,6 +21,7 @@ def pretty(core: UnifiedTreeCore, *, max_nodes: int) -> str:
         while stack and shown < max_nodes:
             node, depth = stack.pop()
             others = "".join(f" {component.name} {component.num_pages(node)}" for component in core.others)
+            others += "".join(f" host {name} {len(units)}" for name, units in (node.host or {}).items())
             lines.append(_line(node, depth) + others)
             shown += 1
             stack.extend((child, depth + 1) for child in reversed(node.children.values()))
@@ -35,11 +36,11 @@ def _title(namespace: Namespace) -> str:
 
 
 def _line(node: UnifiedTreeNode, depth: int) -> str:
-    pages = [] if node.full_pages is None else node.full_pages.tolist()
+    pages = "none" if node.full_pages is None else _brief(node.full_pages.tolist())
     star = "*" if node.active else ""
     return (
         f"{'|  ' * (depth - 1)}+- [{node.start}, {node.end}) tokens {_brief(keys.unpack(node.key).tolist())}"
-        f" pages {_brief(pages)} locks {node.pins}{star} hits {node.hits}"
+        f" pages {pages} locks {node.pins}{star} hits {node.hits}"
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from rootlet.cache.key import normalise
 from rootlet.core.types import Namespace
@@ -56,6 +56,16 @@ class EventBatch:
 
     sequence: int
     events: tuple[KVEvent, ...]
+
+
+class EventSink(Protocol):
+    """Where batches go. Must not block, nor call back."""
+
+    def publish(self, batch: EventBatch) -> None: ...
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start, for metrics."""
+        ...
 
 
 class EventRecorder:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from rootlet.cache import key as keys
+from rootlet.cache.host_tier import HostLock
 from rootlet.cache.node import UnifiedTreeNode
+from rootlet.cache.paths import path_from
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
 from rootlet.cache.tree_core import UnifiedTreeCore
@@ -29,11 +31,12 @@ if TYPE_CHECKING:
     from rootlet.cache.unified_radix_cache import UnifiedRadixCache
 
 
-def check(cache: UnifiedRadixCache, *, live: Sequence[ReqKvInfo], locks: Sequence[TreeLock]) -> None:
-    """`live`: every request that holds a row (others are checked to hold nothing); `locks`: every live lock that is not some `kv.lock`."""
+def check(cache: UnifiedRadixCache, *, live: Sequence[ReqKvInfo], locks: Sequence[TreeLock], host_locks: Sequence[HostLock]) -> None:
+    """`live`: every request that holds a row (others are checked to hold nothing); `locks`: every live lock that is neither some `kv.lock` nor of
+    a copy in flight; `host_locks`: likewise."""
     core = cache.core
     nodes = list(core.nodes())
-    held = [kv.lock for kv in live if kv.lock is not None] + list(locks)
+    held = [kv.lock for kv in live if kv.lock is not None] + list(locks) + ([] if cache.host is None else cache.host.locks()[0])
     _check_structure(core, nodes)
     _check_locks(core, nodes, held)
     _check_requests(core, cache.req_to_token, live)
@@ -42,9 +45,10 @@ def check(cache: UnifiedRadixCache, *, live: Sequence[ReqKvInfo], locks: Sequenc
     for component in core.others:
         component.check(nodes, held)
     if cache.window is not None:
-        _check_window(core, cache.window, nodes, live)
+        _check_window(core, cache.window, nodes, live, flying=_flying(cache, cache.window.component.name))
     if cache.states is not None:
-        _check_states(cache.states, nodes, live)
+        _check_states(cache.states, nodes, live, flying=_flying(cache, cache.states.component.name))
+    _check_host(cache, nodes, host_locks)
 
 
 class _Counted(Protocol):
@@ -74,9 +78,13 @@ def _check_structure(core: UnifiedTreeCore, nodes: Sequence[UnifiedTreeNode]) ->
         assert len(node.key) % page_bytes == 0, f"S2: key of {node} is {len(node.key)} bytes"
         assert node.start == parent.end, f"S2: {node} does not start where its parent ends"
         assert (node.end - node.start) * keys.UNIT_BYTES == len(node.key), f"S2: key of {node} is {len(node.key)} bytes"
-        assert pages is not None, f"S4: {node} has no pages"
-        assert len(pages) * page_bytes == len(node.key), f"S3: {len(pages)} pages on {node}"
-        assert parent.parent is None or parent.full_pages is not None, f"S5: parent of {node} has no pages"
+        assert pages is not None or node.host is not None, f"S4: {node} has no pages"
+        assert pages is None or len(pages) * page_bytes == len(node.key), f"S3: {len(pages)} pages on {node}"
+        assert pages is None or parent.parent is None or parent.full_pages is not None, f"S5: parent of {node} has no pages"
+        assert pages is not None or not (node.swa_pages is not None or node.state_slot is not None), f"S6: {node} has no pages, but more"
+        assert pages is not None or not node.active, f"S5: {node} is locked and not on the device"
+        on_device = sum(child.full_pages is not None for child in node.children.values())
+        assert node.device_children == on_device, f"S5: {on_device} children of {node} are on the device, {node.device_children} counted"
         assert parent.parent is None or parent.priority >= node.priority, f"S5: priority rises from {parent} to {node}"
 
 
@@ -130,15 +138,49 @@ def _check_full(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode], live
     assert full.evictable == in_tree - protected, f"E4: {in_tree - protected} pages are evictable, {full.evictable} counted"
     private = [_private_pages(kv, rows, page_size=size) for kv in holders]
     in_nodes = [node.full_pages for node in nodes if node.full_pages is not None]
-    _check_owners("C1", cache.allocator, full, in_tree=in_nodes, private=private)
+    _check_owners("C1", cache.allocator, full, in_tree=in_nodes, private=private, flying=_flying(cache, full.name))
+    _check_private("C1", cache.keeper.private[full.name], private)
 
 
-def _check_owners(law: str, pool: PageAllocator, counted: _Counted, *, in_tree: Sequence[PageArray], private: Sequence[PageArray]) -> None:
-    """Free list, tree and requests share no unit of `pool`, and miss none."""
-    Ledger(free=pool.num_free, evictable=counted.evictable, protected=counted.protected, private=sum(map(len, private)), total=pool.num_pages).check(
-        law
-    )
-    owned = np.concatenate([pool.free_pages(), *in_tree, *private])
+def _check_host(cache: UnifiedRadixCache, nodes: Sequence[UnifiedTreeNode], locks: Sequence[HostLock]) -> None:
+    """C6: host pools, with what copies in flight go to. S4: marks of copies are those of copies in flight."""
+    host = cache.host
+    marks = {op for node in nodes for op in (node.backup_op, node.load_op) if op is not None}
+    assert marks <= set(() if host is None else host.flying), f"S4: marks {marks} of copies that are not in flight"
+    for op, copy in () if host is None else host.flying.items():
+        for at in path_from(copy.node, copy.start):
+            assert op == (at.load_op if copy.is_load else at.backup_op), f"S4: {at} does not know of copy {op}"
+    if host is None:
+        assert not any(node.host is not None or node.host_refs for node in nodes), "S4: host values without a tier"
+        return
+    host.tree.check(nodes, [*locks, *host.locks()[1]])
+    for name, pool in cache.keeper.host_pools.items():
+        Ledger(pool.num_free, host.tree.held[name], 0, 0, pool.num_pages, host.in_flight(name)).check("C6")
+        owned = [pool.free_pages(), *(node.host[name] for node in nodes if node.host is not None and name in node.host)]
+        owned += [copy.spans[name].host for copy in host.flying.values() if not copy.is_load and name in copy.spans]
+        times = np.bincount(np.concatenate(owned), minlength=pool.num_pages + 1)
+        assert times[0] == 0, f"C6: host unit 0 of {name} has an owner"
+        assert (times[1:] == 1).all(), f"C6: host units {np.flatnonzero(times[1:] != 1) + 1} of {name} do not have one owner"
+
+
+def _flying(cache: UnifiedRadixCache, name: str) -> list[PageArray]:
+    """Device units that loads in flight go to."""
+    loads = [] if cache.host is None else [copy for copy in cache.host.flying.values() if copy.is_load and name in copy.spans]
+    return [span.device[span.device != 0] for span in (copy.spans[name] for copy in loads)]
+
+
+def _check_private(law: str, counted: int, private: Sequence[PageArray]) -> None:
+    held = sum(map(len, private))
+    assert counted == held, f"{law}: requests hold {held} units of their own, {counted} counted as private"
+
+
+def _check_owners(
+    law: str, pool: PageAllocator, counted: _Counted, *, in_tree: Sequence[PageArray], private: Sequence[PageArray], flying: Sequence[PageArray]
+) -> None:
+    """Free list, tree, requests and copies in flight share no unit of `pool`, and miss none."""
+    sizes = pool.num_free, counted.evictable, counted.protected, sum(map(len, private)), pool.num_pages, sum(map(len, flying))
+    Ledger(*sizes).check(law)
+    owned = np.concatenate([pool.free_pages(), *in_tree, *private, *flying])
     times = np.bincount(owned, minlength=pool.num_pages + 1)
     assert len(times) == pool.num_pages + 1, f"C7: page {len(times) - 1}, beyond the pool, has an owner"
     assert times[0] == 0, "C7: page 0 has an owner"
@@ -150,7 +192,9 @@ def _private_pages(kv: ReqKvInfo, rows: ReqToTokenPool, *, page_size: int) -> Pa
     return rows.pages(kv.row, kv.cache_protected_len // page_size, keys.num_pages(kv.kv_allocated_len, page_size))
 
 
-def _check_window(core: UnifiedTreeCore, window: RequestWindow, nodes: Sequence[UnifiedTreeNode], live: Sequence[ReqKvInfo]) -> None:
+def _check_window(
+    core: UnifiedTreeCore, window: RequestWindow, nodes: Sequence[UnifiedTreeNode], live: Sequence[ReqKvInfo], *, flying: Sequence[PageArray]
+) -> None:
     size, component, table = core.page_size, window.component, window.allocator.table
     holders = [kv for kv in live if kv.row is not None]
     private = []
@@ -169,10 +213,11 @@ def _check_window(core: UnifiedTreeCore, window: RequestWindow, nodes: Sequence[
             assert kv.lock.window_from is not None, f"L4: {kv} reads a window that it let go"
             assert np.array_equal(table.pages(kv.row, first, stop), borrowed[first:stop]), f"R2: window cells of row {kv.row} are not the tree's"
     in_nodes = [node.swa_pages for node in nodes if node.swa_pages is not None]
-    _check_owners("C3", window.allocator.pages, component, in_tree=in_nodes, private=private)
+    _check_owners("C3", window.allocator.pages, component, in_tree=in_nodes, private=private, flying=flying)
+    _check_private("C3", window.private_pages, private)
 
 
-def _check_states(states: RequestStates, nodes: Sequence[UnifiedTreeNode], live: Sequence[ReqKvInfo]) -> None:
+def _check_states(states: RequestStates, nodes: Sequence[UnifiedTreeNode], live: Sequence[ReqKvInfo], *, flying: Sequence[PageArray]) -> None:
     private = []
     for kv in live:
         lengths = [length for length, _ in kv.snapshots]
@@ -181,4 +226,5 @@ def _check_states(states: RequestStates, nodes: Sequence[UnifiedTreeNode], live:
         slots = [slot for _, slot in kv.snapshots] + ([] if kv.state_slot is None else [kv.state_slot])
         private.append(np.array(slots, dtype=np.int32))
     in_nodes = [np.array([node.state_slot], dtype=np.int32) for node in nodes if node.state_slot is not None]
-    _check_owners("C4", states.allocator.pool, states.component, in_tree=in_nodes, private=private)
+    _check_owners("C4", states.allocator.pool, states.component, in_tree=in_nodes, private=private, flying=flying)
+    _check_private("C4", states.private_slots, private)

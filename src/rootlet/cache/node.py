@@ -22,13 +22,19 @@ class UnifiedTreeNode:
     __slots__ = (
         "active_children",  # children that are active
         "alive",  # False once removed: a handle to it is stale
+        "backup_op",  # the copy to the host that is in flight, None = none
         "children",  # first page of the child's key -> child
         "created",  # tick of creation
+        "device_children",  # children that have their pages on the device
         "end",  # tokens from the root to the end of this node
-        "full_pages",  # FullComponent: page ids, one for each page of the key
+        "full_pages",  # FullComponent: page ids, one for each page of the key; None where only the host has them
         "hashes",  # of the blocks (pages) of the key, for KV events; None when nobody listens
         "hits",  # requests that used this node
+        "host",  # component name -> its host units (a page each, or the one state); None = nothing; never without "full"
+        "host_children",  # children that have their pages on the host
+        "host_refs",  # live host locks that cover this node
         "key",  # the edge: int32 bytes, whole pages, empty for a root
+        "load_op",  # the copy from the host that is in flight, None = none
         "namespace",  # of a root; None elsewhere
         "parent",
         "pins",  # live locks anchored here
@@ -60,6 +66,12 @@ class UnifiedTreeNode:
         self.priority = 0
         self.pins = 0
         self.active_children = 0
+        self.device_children = 0
+        self.host: dict[str, PageArray] | None = None
+        self.host_children = 0
+        self.host_refs = 0
+        self.backup_op: int | None = None
+        self.load_op: int | None = None
         self.alive = True
         self.queued = False
         self.hashes: list[bytes] | None = None
@@ -77,8 +89,8 @@ class UnifiedTreeNode:
 
     @property
     def evictable_leaf(self) -> bool:
-        """E1: may be removed now."""
-        return self.alive and not self.children and not self.active and self.parent is not None
+        """E1: may leave the device now."""
+        return self.full_pages is not None and not self.device_children and not self.active
 
     def __repr__(self) -> str:
         return f"UnifiedTreeNode(#{self.seq} [{self.start}, {self.end}) pins={self.pins} hits={self.hits} children={len(self.children)})"

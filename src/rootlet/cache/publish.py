@@ -6,6 +6,7 @@ Nothing allocates between insert and unlock, so no page that is still named can 
 from __future__ import annotations
 
 from rootlet.cache import key as keys
+from rootlet.cache.host_keeper import HostKeeper
 from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
@@ -15,14 +16,22 @@ from rootlet.memory.req_to_token import ReqToTokenPool
 
 
 class Publisher:
-    """`adopted_pages`, `duplicate_pages`: KV pages that the tree took over, and that it had already."""
+    """`adopted_pages`, `duplicate_pages`: KV pages that the tree took over, and that it had already. `host`: who may want a copy, if somebody."""
 
-    __slots__ = ("_core", "_keeper", "_rows", "_states", "_window", "adopted_pages", "duplicate_pages")
+    __slots__ = ("_core", "_host", "_keeper", "_rows", "_states", "_window", "adopted_pages", "duplicate_pages")
 
     def __init__(
-        self, core: UnifiedTreeCore, keeper: PoolKeeper, *, rows: ReqToTokenPool, window: RequestWindow | None, states: RequestStates | None
+        self,
+        core: UnifiedTreeCore,
+        keeper: PoolKeeper,
+        *,
+        rows: ReqToTokenPool,
+        window: RequestWindow | None,
+        states: RequestStates | None,
+        host: HostKeeper | None = None,
     ) -> None:
         self._core = core
+        self._host = host
         self._keeper = keeper
         self._rows = rows
         self._window = window
@@ -63,7 +72,10 @@ class Publisher:
             lock = self._core.lock(result.node)
             if kv.lock is not None:
                 self._core.unlock(kv.lock)
-            kv.lock, kv.last_node, kv.cache_protected_len = lock, result.node, aligned
+            self._keeper.private[self._core.full.name] -= (aligned - anchor.end) // size
+            kv.lock, kv.cache_protected_len = lock, aligned
+        if self._host is not None:
+            self._host.write_through(result.node)
 
     def release(self, kv: ReqKvInfo) -> None:
         """Free all that is the request's own, unlock; `kv` holds nothing afterwards."""
@@ -71,7 +83,7 @@ class Publisher:
         size = self._core.page_size
         kv.check(size)
         private = self._rows.pages(kv.row, kv.cache_protected_len // size, keys.num_pages(kv.kv_allocated_len, size))
-        self._keeper.pools[self._core.full.name].free(private)
+        self._keeper.give_back(self._core.full.name, private)
         if self._window is not None:
             self._window.close(kv)
         if self._states is not None:
@@ -79,5 +91,5 @@ class Publisher:
         if kv.lock is not None:
             self._core.unlock(kv.lock)
         self._rows.free_row(kv.row)
-        kv.row = kv.lock = kv.last_node = None
+        kv.row = kv.lock = None
         kv.cache_protected_len = kv.cache_inserted_len = kv.kv_committed_len = kv.kv_allocated_len = 0

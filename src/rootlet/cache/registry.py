@@ -6,6 +6,7 @@ Called once, by whoever assembles a scheduler. Owns nothing.
 from __future__ import annotations
 
 from rootlet.cache.events import EventRecorder
+from rootlet.cache.host_tier import HostTier
 from rootlet.cache.unified_radix_cache import UnifiedRadixCache
 from rootlet.config.schema import CacheArgs
 from rootlet.core.errors import BadConfig
@@ -16,7 +17,7 @@ from rootlet.memory.state_allocator import StateAllocator
 from rootlet.memory.swa_allocator import SWAAllocator
 
 
-def build_cache(args: CacheArgs, capacity: Capacity, *, recorder: EventRecorder | None = None) -> UnifiedRadixCache:
+def build_cache(args: CacheArgs, capacity: Capacity, *, recorder: EventRecorder | None = None, tier: HostTier | None = None) -> UnifiedRadixCache:
     """The cache, with the allocators and page tables that fit what the executor can hold (`capacity` wins over `args.page_size`).
 
     Components: full attention always; sliding windows where `capacity.window_len` says so, recurrent states where there are slots for them.
@@ -32,6 +33,7 @@ def build_cache(args: CacheArgs, capacity: Capacity, *, recorder: EventRecorder 
         window=_window(capacity, rows),
         states=_states(capacity),
         recorder=recorder,
+        tier=tier,
     )
 
 

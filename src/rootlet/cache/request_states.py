@@ -12,7 +12,7 @@ from rootlet.cache.components.mamba import MambaComponent
 from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.tree_core import UnifiedTreeCore
-from rootlet.cache.types import ReqKvInfo
+from rootlet.cache.types import EvictReason, ReqKvInfo
 from rootlet.memory.state_allocator import StateAllocator, slot_array
 
 MAX_SNAPSHOTS = 2
@@ -30,6 +30,11 @@ class RequestStates:
         self.allocator = allocator
         self.component = component
 
+    @property
+    def private_slots(self) -> int:
+        """Slots in the hands of requests."""
+        return self._keeper.private[self.component.name]
+
     def open(self, kv: ReqKvInfo, node: UnifiedTreeNode) -> bool:
         """A working state for a request that goes on from `node`, which it has locked: a copy of the state there. False when there is no slot.
 
@@ -37,7 +42,7 @@ class RequestStates:
         """
         assert kv.state_slot is None, f"C4: {kv} has a working state already"
         assert node.end == 0 or node.state_slot is not None, f"S6: {node} has no state to go on from"
-        kv.state_slot = self._take(node.state_slot or 0)
+        kv.state_slot = self._take(node.state_slot or 0, EvictReason.ADMISSION)
         return kv.state_slot is not None
 
     def snapshot(self, kv: ReqKvInfo) -> bool:
@@ -48,12 +53,12 @@ class RequestStates:
             return False
         if any(length == at for length, _ in kv.snapshots):
             return True
-        slot = self._take(kv.state_slot)
+        slot = self._take(kv.state_slot, EvictReason.SNAPSHOT)
         if slot is None:
             return False
         kv.snapshots.append((at, slot))
         if len(kv.snapshots) > MAX_SNAPSHOTS:
-            self.allocator.free(kv.snapshots.pop(0)[1])
+            self._free(kv.snapshots.pop(0)[1])
         return True
 
     def shareable_len(self, kv: ReqKvInfo, limit: int, *, final: bool) -> int:
@@ -68,6 +73,7 @@ class RequestStates:
     def commit(self, kv: ReqKvInfo, node: UnifiedTreeNode) -> tuple[CacheAction, ...]:
         """The path to `node` was just inserted; `shareable_len` said where it ends. Its state becomes the tree's, unless it has one."""
         slot = self._donate(kv, node.end)
+        self._keeper.private[self.component.name] -= 1
         if node.state_slot is not None:
             return (FreePages(self.component.name, slot_array(slot)),)
         self.component.adopt(node, slot, self._core.tick)
@@ -76,9 +82,9 @@ class RequestStates:
     def close(self, kv: ReqKvInfo) -> None:
         """Free all slots of the request; nothing when it has none."""
         for _, slot in kv.snapshots:
-            self.allocator.free(slot)
+            self._free(slot)
         if kv.state_slot is not None:
-            self.allocator.free(kv.state_slot)
+            self._free(kv.state_slot)
         kv.snapshots, kv.state_slot = [], None
 
     def _donate(self, kv: ReqKvInfo, length: int) -> int:
@@ -88,11 +94,18 @@ class RequestStates:
                 kv.snapshots.remove((at, slot))
                 if at == length:
                     return slot
-                self.allocator.free(slot)
+                self._free(slot)
         assert kv.state_slot is not None, f"S6: {kv} has no state after {length} tokens"
         assert kv.kv_committed_len == length, f"S6: the working state of {kv} does not end at {length}"
         slot, kv.state_slot = kv.state_slot, None
         return slot
 
-    def _take(self, src: int) -> int | None:
-        return self.allocator.alloc(src) if self._keeper.ensure(self.component.name, 1) else None
+    def _take(self, src: int, reason: EvictReason) -> int | None:
+        if not self._keeper.ensure(self.component.name, 1, reason):
+            return None
+        self._keeper.private[self.component.name] += 1
+        return self.allocator.alloc(src)
+
+    def _free(self, slot: int) -> None:
+        self.allocator.free(slot)
+        self._keeper.private[self.component.name] -= 1

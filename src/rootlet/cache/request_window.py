@@ -2,7 +2,7 @@
 
 In a row of the window table, in positions (all borders but the last are page-aligned):
 
-    0        protected - W        cache_protected_len     window_released_len      kv_allocated_len
+    0        protected - W        cache_protected_len     window_released_len      window_allocated_len
     |  not read  |  the tree's, held   |  given back: cells are 0  |  the request's own       |
 
 `slide` moves the third border, `commit` the second: window pages go to tombstones of the tree, or come from it for the same tokens.
@@ -16,8 +16,9 @@ from rootlet.cache.actions import CacheAction, FreePages
 from rootlet.cache.components.swa import SWAComponent
 from rootlet.cache.keeper import PoolKeeper
 from rootlet.cache.node import UnifiedTreeNode
+from rootlet.cache.paths import path_from
 from rootlet.cache.tree_core import UnifiedTreeCore
-from rootlet.cache.types import NO_PAGES, PageArray, ReqKvInfo
+from rootlet.cache.types import NO_PAGES, EvictReason, PageArray, ReqKvInfo
 from rootlet.memory.swa_allocator import SWAAllocator
 
 
@@ -34,19 +35,38 @@ class RequestWindow:
         self.allocator = allocator
         self.keep_len = component.leaf_len if sharing else component.window_len
 
+    @property
+    def private_pages(self) -> int:
+        """Window pages in the hands of requests."""
+        return self._keeper.private[self.component.name]
+
     def open(self, kv: ReqKvInfo, pages: PageArray | None) -> None:
         """A request that holds its row and the lock of a match starts with the match's `window_pages`."""
         assert kv.row is not None, f"R5: {kv} holds no row"
         self.allocator.set_row(kv.row, NO_PAGES if pages is None else pages)
+        kv.window_allocated_len = kv.kv_allocated_len
 
-    def take(self, row: int, start: int, stop: int) -> None:
-        """Fresh window pages at page indexes [start, stop) of `row`; the caller has made sure of them."""
-        taken = self.allocator.take(row, start, stop)
-        assert taken, f"E4: {stop - start} window pages were free just now"
+    def pages_for(self, kv: ReqKvInfo, length: int) -> int:
+        """Window pages that are missing for positions up to `length`."""
+        return max(0, keys.num_pages(length, self._page_size) - keys.num_pages(kv.window_allocated_len, self._page_size))
+
+    def grow(self, kv: ReqKvInfo, length: int, reason: EvictReason) -> bool:
+        """Window pages up to position `length`, written to the row: all, or none and False. May evict. `kv` owns them."""
+        assert kv.row is not None, f"R5: {kv} holds no row"
+        missing = self.pages_for(kv, length)
+        if not self._keeper.ensure(self.component.name, missing, reason):
+            return False
+        if missing:
+            have = keys.num_pages(kv.window_allocated_len, self._page_size)
+            taken = self.allocator.take(kv.row, have, have + missing)
+            assert taken, f"E4: {missing} window pages were free just now"
+            self._keeper.private[self.component.name] += missing
+        kv.window_allocated_len = max(kv.window_allocated_len, length)
+        return True
 
     def own_range(self, kv: ReqKvInfo) -> tuple[int, int]:
         """Page indexes [start, stop) of the row that name window pages of the request itself."""
-        stop = keys.num_pages(kv.kv_allocated_len, self._page_size)
+        stop = keys.num_pages(kv.window_allocated_len, self._page_size)
         return min(max(kv.cache_protected_len, kv.window_released_len) // self._page_size, stop), stop
 
     def slide(self, kv: ReqKvInfo, length: int) -> None:
@@ -57,6 +77,7 @@ class RequestWindow:
         start, _ = self.own_range(kv)
         if target > start * self._page_size:
             self.allocator.give_back(kv.row, start, target // self._page_size)
+            self._keeper.private[self.component.name] -= target // self._page_size - start
             kv.window_released_len = target
 
     def commit(self, kv: ReqKvInfo, node: UnifiedTreeNode) -> tuple[CacheAction, ...]:
@@ -71,9 +92,10 @@ class RequestWindow:
         own_from = max(start, kv.window_released_len)
         cells = self.allocator.table.pages(kv.row, start // size, node.end // size)
         actions: list[CacheAction] = []
-        for at in _path(node, start):
+        for at in path_from(node, start):
             first = (max(at.start, own_from) - start) // size
             part = slice((at.start - start) // size, (at.end - start) // size)
+            self._keeper.private[self.component.name] -= max(0, part.stop - first)
             if at.swa_pages is not None:
                 if first < part.stop:
                     actions.append(FreePages(self.component.name, cells[first : part.stop].copy()))
@@ -101,14 +123,5 @@ class RequestWindow:
     def close(self, kv: ReqKvInfo) -> None:
         """Free the request's own window pages."""
         assert kv.row is not None, f"R5: second release of {kv}"
-        self._keeper.pools[self.component.name].free(self.allocator.table.pages(kv.row, *self.own_range(kv)))
-        kv.window_released_len = 0
-
-
-def _path(node: UnifiedTreeNode, start: int) -> list[UnifiedTreeNode]:
-    """Nodes of [start, node.end), from the shallowest down. `start` is the end of one above, or 0."""
-    path = []
-    while node.end > start and node.parent is not None:
-        path.append(node)
-        node = node.parent
-    return path[::-1]
+        self._keeper.give_back(self.component.name, self.allocator.table.pages(kv.row, *self.own_range(kv)))
+        kv.window_released_len = kv.window_allocated_len = 0

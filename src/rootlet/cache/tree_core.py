@@ -12,6 +12,7 @@ Recency: each call that uses a path stamps only its deepest node; a removed chil
 orders victims exactly as stamping the whole path would. A zero-length match lands on `root`, which belongs to no namespace and is never evicted.
 
 With windows or states a match ends at the deepest node that every component's gate accepts; the walk itself is that of the full KV.
+With a host tier (`host`) nodes may be on the device, on the host, or on both; those on the device are a prefix of every path.
 Nothing here recurses, so depth is bounded by memory only. Source: SGLang unified radix cache; cache.md sections 2 and 6.
 """
 
@@ -19,24 +20,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rootlet.cache import events
 from rootlet.cache import key as keys
 from rootlet.cache.actions import Announce, CacheAction, FreePages
 from rootlet.cache.components.base import TreeComponent
 from rootlet.cache.components.full import FullComponent
-from rootlet.cache.events import BlockRemoved, BlockStored
+from rootlet.cache.events import BlockRemoved
 from rootlet.cache.node import UnifiedTreeNode
+from rootlet.cache.paths import accepted, count_use, on_device, on_one_path, path_from, stored
 from rootlet.cache.types import NO_PAGES, PageArray, RadixKey, TreeLock
 from rootlet.core.types import Namespace
+
+if TYPE_CHECKING:
+    from rootlet.cache.host_tree import HostTree
 
 
 @dataclass(frozen=True, slots=True)
 class InsertResult:
-    """`node` ends at the page floor of the key. [0, present_len) was in the tree before; `borrowed` = the tree's pages for [protected, present_len),
-    which must replace the caller's own before `actions` free those."""
+    """`node` ends at the page floor of the key. [0, present_len) was on the device before; `borrowed` = the tree's pages for
+    [protected, present_len), which must replace the caller's own before `actions` free those."""
 
     node: UnifiedTreeNode
     present_len: int
@@ -44,11 +49,24 @@ class InsertResult:
     actions: tuple[CacheAction, ...]
 
 
+class Reached(NamedTuple):
+    """`node`: where a request can go on at once, the root for nowhere. `best`: where it could with what the host holds, `node` without a tier.
+    `full_len`: tokens of which some tier has the full KV. `hit_lens`: tokens that each component would match on the device if it were alone with
+    full attention, Full first."""
+
+    node: UnifiedTreeNode
+    best: UnifiedTreeNode
+    full_len: int
+    hit_lens: tuple[int, ...]
+
+
 class UnifiedTreeCore:
     """One tree over all namespaces. `page_size` tokens a page; `others`: components beside Full, highest rank first; `announce`: nodes carry
     hashes of their blocks, and what comes or goes is announced."""
 
-    __slots__ = ("_page_bytes", "_seq", "announce", "epoch", "full", "num_locks", "num_nodes", "others", "page_size", "root", "roots", "tick")
+    __slots__ = (
+        "_page_bytes", "_seq", "announce", "epoch", "full", "host", "num_locks", "num_nodes", "others", "page_size", "root", "roots", "tick",
+    )  # fmt: skip
 
     def __init__(self, *, page_size: int, full: FullComponent, others: Sequence[TreeComponent] = (), announce: bool = False) -> None:
         assert page_size >= 1, f"page_size {page_size} < 1"
@@ -56,6 +74,7 @@ class UnifiedTreeCore:
         self.full = full
         self.others = tuple(others)
         self.announce = announce
+        self.host: HostTree | None = None
         self.epoch = 0
         self.num_locks = 0
         self.num_nodes = 0  # without roots
@@ -67,28 +86,38 @@ class UnifiedTreeCore:
 
     # ---- match -----------------------------------------------------------------------------------------------------------------------
 
-    def match_len(self, key: RadixKey) -> int:
-        """Tokens of the longest cached prefix, whole pages. Changes nothing. One memcmp an edge."""
-        node, partial, common = self._walk(self._root_of(key), key.data, self._limit(key))
-        return _accepted(node, partial, common, self.others)[1] if self.others else node.end + common
+    def match_len(self, key: RadixKey, hint: UnifiedTreeNode | None = None) -> tuple[int, UnifiedTreeNode]:
+        """Tokens of the longest prefix that is on the device, whole pages, and the deepest node that ends on the way. Changes nothing. One memcmp an
+        edge.
 
-    def match(self, key: RadixKey) -> UnifiedTreeNode:
-        """The node that ends the longest cached prefix, which is split off if it ends inside an edge. Stamps it."""
-        return self.match_reach(key)[0]
+        `hint`: that node of an earlier call for a beginning of the same sequence; if it is still in the tree, what was compared is not compared
+        again.
+        """
+        limit = self._limit(key)
+        start = hint if hint is not None and hint.alive and hint.parent is not None and hint.end * keys.UNIT_BYTES <= limit else self._root_of(key)
+        node, partial, common = self._walk(start, key.data, limit)
+        gated = self.others or self.host is not None
+        return (accepted(node, partial, common, self.others)[1] if gated else node.end + common), node
 
-    def match_reach(self, key: RadixKey) -> tuple[UnifiedTreeNode, int]:
-        """`match`, and how far the full KV alone would reach, in tokens."""
+    def match(self, key: RadixKey) -> Reached:
+        """Where the longest cached prefix ends, which is split off if that is inside an edge. Stamps the path to it."""
         node, partial, common = self._walk(self._root_of(key), key.data, self._limit(key))
         if partial is not None:
             node = self.split(partial, common)
-        reach = node.end
-        if self.others:
-            node = _accepted(node, None, 0, self.others)[0]
-        if node.end == 0:
-            return self.root, reach
+        full_len, best = node.end, node
+        hit_lens: tuple[int, ...] = (on_device(node).end,)
+        if self.others or self.host is not None:
+            node, _, alone = accepted(best, None, 0, self.others)
+            best = node if self.host is None else accepted(best, None, 0, self.others, host=True)[0]
+            hit_lens += tuple(alone)
+        if best.end == 0:
+            return Reached(self.root, self.root, full_len, hit_lens)
         self.tick += 1
-        self._stamp(node)
-        return node, reach
+        self._stamp(best)
+        if node is not best and node.end:
+            for component in self.others:
+                component.touch(node, self.tick)
+        return Reached(node if node.end else self.root, best, full_len, hit_lens)
 
     def path_pages(self, node: UnifiedTreeNode, *, start: int = 0) -> PageArray:
         """The tree's page ids for [start, node.end), int32, a copy. `start` must be a multiple of the page size."""
@@ -115,16 +144,22 @@ class UnifiedTreeCore:
         node, partial, common = self._walk(self._open_root(key), key.data, limit)
         if partial is not None:
             node = self.split(partial, common)
-        present_len, limit_len = node.end, limit // keys.UNIT_BYTES
-        assert _on_one_path(node, protected, limit_len=limit_len), f"R2: {protected}, which the caller has locked, is not on the path of its key"
+        above, limit_len = on_device(node), limit // keys.UNIT_BYTES
+        present_len = above.end
+        assert on_one_path(node, protected, limit_len=limit_len), f"R2: {protected}, which the caller has locked, is not on the path of its key"
         first, last = min(protected.end, present_len) // self.page_size, present_len // self.page_size
-        borrowed = self.path_pages(node, start=first * self.page_size)
+        borrowed = self.path_pages(above, start=first * self.page_size)
         actions: tuple[CacheAction, ...] = (FreePages(self.full.name, pages[first:last]),) if first < last else ()
-        if present_len < limit_len:
-            node = self._add_leaf(node, key.data[present_len * keys.UNIT_BYTES : limit], pages[last:], priority=priority)
+        for at in path_from(node, above.end) if above is not node else ():  # on the host only so far: they take the caller's pages
+            self.full.restore(at, pages[at.start // self.page_size : at.end // self.page_size], self.tick)
             if self.announce:
-                actions += (_stored(node, key.namespace, block_bytes=self._page_bytes),)
-        _count_use(node, inserted_len=inserted_len, priority=priority)
+                actions += (stored(at, key.namespace, block_bytes=self._page_bytes),)
+        if node.end < limit_len:
+            start = node.end
+            node = self._add_leaf(node, key.data[start * keys.UNIT_BYTES : limit], pages[start // self.page_size :], priority=priority)
+            if self.announce:
+                actions += (stored(node, key.namespace, block_bytes=self._page_bytes),)
+        count_use(node, inserted_len=inserted_len, priority=priority)
         self._stamp(node)
         return InsertResult(node, present_len, borrowed, actions)
 
@@ -145,6 +180,8 @@ class UnifiedTreeCore:
         self.full.split(upper, node, length // self.page_size)
         for component in self.others:
             component.split(upper, node, length // self.page_size)
+        if self.host is not None:
+            self.host.split(upper, node, length // self.page_size)
         self.num_nodes += 1
         return upper
 
@@ -154,6 +191,7 @@ class UnifiedTreeCore:
         """Nothing between `node` and its root is evicted until `unlock` of the receipt, nor what the other components hold for a request that
         goes on from `node`. O(nodes that become active)."""
         assert node.alive, f"L1: lock on {node}, which was removed"
+        assert node.end == 0 or node.full_pages is not None, f"L1: lock on {node}, which is not on the device"
         self.num_locks += 1
         lock, at, was_active = TreeLock(node=node, epoch=self.epoch), node, node.active
         node.pins += 1
@@ -189,7 +227,8 @@ class UnifiedTreeCore:
     # ---- evict -----------------------------------------------------------------------------------------------------------------------
 
     def evict_leaf(self, *, max_pages: int) -> tuple[CacheAction, ...]:
-        """Remove the evictable leaf that goes first, or just its tail when it holds more than `max_pages` pages; () when there is none.
+        """Take the evictable leaf that goes first off the device, or just its tail when it holds more than `max_pages` pages; () when there is
+        none. It leaves the tree, unless the host has a copy of it.
 
         Trimming keeps the head of a long leaf usable, which at least as many requests can share as its tail.
         """
@@ -232,8 +271,9 @@ class UnifiedTreeCore:
         return keys.floor_len(len(key), self.page_size) * keys.UNIT_BYTES
 
     def _walk(self, root: UnifiedTreeNode, data: bytes, limit: int) -> tuple[UnifiedTreeNode, UnifiedTreeNode | None, int]:
-        """(deepest node whose end is a prefix of data[:limit], child that goes on with part of its edge or None, tokens of that part)."""
-        node, at, page_bytes = root, 0, self._page_bytes
+        """(deepest node whose end is a prefix of data[:limit], child that goes on with part of its edge or None, tokens of that part). `root` = the
+        key's, or a node that is known to be on its path."""
+        node, at, page_bytes = root, root.end * keys.UNIT_BYTES, self._page_bytes
         while at < limit:
             child = node.children.get(data[at : at + page_bytes])
             if child is None:
@@ -270,10 +310,24 @@ class UnifiedTreeCore:
         return leaf
 
     def _remove(self, node: UnifiedTreeNode) -> tuple[CacheAction, ...]:
-        """Take an evictable leaf out of the tree. Its parent inherits its recency and may become a candidate; an empty namespace ends."""
+        """Take an evictable leaf off the device, and out of the tree unless it is on the host. Its parent may become a candidate."""
         parent = node.parent
         assert parent is not None, f"S1: cannot remove the root {node}"
         assert node.evictable_leaf, f"E1: {node} is in use"
+        gone = () if node.hashes is None else (Announce(BlockRemoved(tuple(node.hashes))),)
+        actions = (self.full.drop(node), *(component.drop(node) for component in self.others if component.num_pages(node)), *gone)
+        if node.host is None:
+            self.detach(node)
+        elif self.host is not None:
+            self.host.demoted_pages += len(node.key) // self._page_bytes
+        self.full.offer(parent)
+        return actions
+
+    def detach(self, node: UnifiedTreeNode) -> None:
+        """`node` holds nothing any more and leaves the tree. Its parent inherits its recency; an empty namespace ends."""
+        parent = node.parent
+        assert parent is not None, f"S1: cannot remove the root {node}"
+        assert not node.children, f"S5: {node} has children"
         del parent.children[node.key[: self._page_bytes]]
         node.alive, node.parent = False, None
         self.num_nodes -= 1
@@ -281,62 +335,13 @@ class UnifiedTreeCore:
         if parent.namespace is not None and not parent.children:
             parent.alive = False
             del self.roots[parent.namespace]
-        self.full.offer(parent)
-        gone = () if node.hashes is None else (Announce(BlockRemoved(tuple(node.hashes))),)
-        return (self.full.drop(node), *(component.drop(node) for component in self.others if component.num_pages(node)), *gone)
 
     def _stamp(self, node: UnifiedTreeNode) -> None:
-        node.tick = self.tick
-        self.full.touch(node, num_nodes=self.num_nodes)
+        """A match or an insert used the path to `node`. With a host tier every node of it is stamped: one that leaves the device may stay."""
+        at: UnifiedTreeNode | None = node
+        while at is not None and at.parent is not None:
+            at.tick = self.tick
+            self.full.touch(at, num_nodes=self.num_nodes)
+            at = None if self.host is None else at.parent
         for component in self.others:
             component.touch(node, self.tick)
-
-
-def _accepted(
-    node: UnifiedTreeNode, partial: UnifiedTreeNode | None, common: int, components: Sequence[TreeComponent]
-) -> tuple[UnifiedTreeNode, int]:
-    """(deepest node above, tokens) of the longest prefix on the path to `node`, and `common` tokens into `partial`, that every gate accepts.
-
-    Gates remember what they saw: each is asked at each node, from the root down, whatever the others said.
-    """
-    path: list[tuple[UnifiedTreeNode, int]] = [] if partial is None else [(partial, common)]
-    while node.parent is not None:
-        path.append((node, node.end - node.start))
-        node = node.parent
-    gates, best, length = [component.gate() for component in components], node, 0
-    for at, part in reversed(path):
-        verdicts = [gate(at, part) for gate in gates]
-        if all(verdicts):
-            best, length = at, at.start + part
-    return best, length
-
-
-def _stored(leaf: UnifiedTreeNode, namespace: Namespace, *, block_bytes: int) -> Announce:
-    """Hash the blocks of a new leaf, on from those of its parent."""
-    above = leaf.parent.hashes if leaf.parent is not None else None
-    parent = above[-1] if above else None
-    leaf.hashes = events.chain(parent or events.seed(namespace), leaf.key, block_bytes=block_bytes)
-    tokens = tuple(keys.unpack(leaf.key).tolist())
-    block_size = block_bytes // keys.UNIT_BYTES
-    return Announce(BlockStored(tuple(leaf.hashes), parent, tokens, block_size, keys.normalise(namespace).lora_id))
-
-
-def _count_use(node: UnifiedTreeNode, *, inserted_len: int, priority: int) -> None:
-    """One more request uses the path up to `node`, of which it used [0, inserted_len) before. Priorities never rise from parent to child, so
-    the first ancestor that needs neither change ends the walk."""
-    at: UnifiedTreeNode | None = node
-    while at is not None and at.parent is not None and (at.end > inserted_len or at.priority < priority):
-        at.hits += at.end > inserted_len
-        at.priority = max(at.priority, priority)
-        at = at.parent
-
-
-def _on_one_path(node: UnifiedTreeNode, protected: UnifiedTreeNode, *, limit_len: int) -> bool:
-    """`protected` is an ancestor of `node` (or `node` itself); of a key that ends above it, `node` must be the ancestor."""
-    if protected.end == 0:
-        return True
-    low, high = (protected, node) if protected.end <= node.end else (node, protected)
-    at = high
-    while at.end > low.end and at.parent is not None:
-        at = at.parent
-    return at is low and low.end == min(protected.end, limit_len)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from rootlet.cache import invariants
 from rootlet.cache import key as keys
@@ -32,13 +33,15 @@ from rootlet.cache.components.swa import SWAComponent
 from rootlet.cache.dump import pretty
 from rootlet.cache.events import AllBlocksCleared, EventRecorder
 from rootlet.cache.eviction import POLICIES
-from rootlet.cache.keeper import PoolKeeper
+from rootlet.cache.host_keeper import HostKeeper
+from rootlet.cache.host_tier import HostLock, HostTier
+from rootlet.cache.keeper import PoolKeeper, by_reason
 from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.publish import Publisher
 from rootlet.cache.request_states import RequestStates
 from rootlet.cache.request_window import RequestWindow
 from rootlet.cache.tree_core import UnifiedTreeCore
-from rootlet.cache.types import MatchResult, PageArray, RadixKey, ReqKvInfo, TreeLock
+from rootlet.cache.types import EvictReason, MatchResult, PageArray, RadixKey, ReqKvInfo, TreeLock
 from rootlet.memory.page_allocator import PageAllocator
 from rootlet.memory.req_to_token import ReqToTokenPool
 from rootlet.memory.state_allocator import StateAllocator
@@ -59,8 +62,10 @@ class UnifiedRadixCache:
         window: SWAAllocator | None = None,
         states: StateAllocator | None = None,
         recorder: EventRecorder | None = None,
+        tier: HostTier | None = None,
     ) -> None:
         """`window`, `states`: pools of the components that the model has beside full attention. `recorder` is told every block that comes or goes.
+        `tier`: where prefixes go that leave the device; `host` is the way to it, None without one.
 
         Raises: BadConfig for an unknown `policy`.
         """
@@ -82,8 +87,11 @@ class UnifiedRadixCache:
         if states is not None and mamba is not None:
             self.keeper.add_pool(mamba.name, states.pool)
             self.states = RequestStates(mamba, states, core=self.core, keeper=self.keeper)
-        self._publisher = Publisher(self.core, self.keeper, rows=req_to_token, window=self.window, states=self.states)
+        self.host = None if tier is None else HostKeeper(tier, core=self.core, keeper=self.keeper)
+        self._publisher = Publisher(self.core, self.keeper, rows=req_to_token, window=self.window, states=self.states, host=self.host)
         self._counters = dict.fromkeys(("matches", "lookup_tokens", "matched_tokens"), 0)
+        self._hits = [0] * (1 + len(others))  # of each component, Full first
+        self._host_hits = 0
 
     # ---- sizes, in pages, O(1) ---------------------------------------------------------------------------------------------------------
 
@@ -113,21 +121,27 @@ class UnifiedRadixCache:
 
     def probe(self, key: RadixKey) -> int:
         """Tokens of the longest cached prefix of `key`, whole pages. Read-only: no split, no recency. One memcmp an edge."""
-        return self.core.match_len(key)
+        return self.core.match_len(key)[0]
 
     def match_prefix(self, key: RadixKey) -> MatchResult:
         """The longest cached prefix, for admission: ends a node (splitting one if need be) and counts as a use.
 
         `pages` is the caller's copy. The pages stay the tree's: lock `last_device_node` before anything that may evict.
         """
-        node, reach = self.core.match_reach(key)
+        reached = self.core.match(key)
+        node, best = reached.node, reached.best
         self._counters["matches"] += 1
         self._counters["lookup_tokens"] += len(key)
         self._counters["matched_tokens"] += node.end
+        for i, length in enumerate(reached.hit_lens):
+            self._hits[i] += length
         found = MatchResult(device_prefix_len=node.end, last_device_node=node, pages=self.core.path_pages(node))
+        if self.host is not None:
+            self._host_hits += best.end - node.end
+            found = replace(found, host_hit_length=best.end - node.end, best_match_node=best)
         if not self.core.others:
             return found
-        return _with_others(found, reach, self.window, grid=self.page_size if self.states is None else self.states.allocator.grid)
+        return _with_others(found, reached.full_len, self.window, grid=self.page_size if self.states is None else self.states.allocator.grid)
 
     def inc_lock_ref(self, node: UnifiedTreeNode) -> TreeLock:
         """Keep the path to `node`, and what else a request that goes on from there reads, until `dec_lock_ref` of the receipt, which the caller
@@ -140,29 +154,29 @@ class UnifiedRadixCache:
 
     # ---- pages -------------------------------------------------------------------------------------------------------------------------
 
-    def ensure_pages(self, n: int) -> bool:
+    def ensure_pages(self, n: int, *, reason: EvictReason = EvictReason.REQUESTED) -> bool:
         """Evict just as many KV pages as are missing for `n` free ones. False when that cannot be, and then nothing was evicted."""
-        return self.keeper.ensure(self.full.name, n)
+        return self.keeper.ensure(self.full.name, n, reason)
 
-    def alloc_pages(self, n: int) -> PageArray | None:
-        """`n` KV pages, int32, which the caller owns from now on; None, and nothing evicted, when there are not so many."""
-        return self.keeper.alloc(self.full.name, n)
+    def alloc_pages(self, n: int, *, reason: EvictReason = EvictReason.ADMISSION) -> PageArray | None:
+        """`n` KV pages, int32, which the caller writes to the row of a request; None, and nothing evicted, when there are not so many."""
+        return self.keeper.alloc(self.full.name, n, reason)
 
-    def grow(self, kv: ReqKvInfo, length: int) -> bool:
+    def grow(self, kv: ReqKvInfo, length: int, *, reason: EvictReason = EvictReason.GROWTH) -> bool:
         """Pages of every kind for positions [0, length), written to the row: all, or none and False. `kv` owns them."""
         assert kv.row is not None, f"R5: {kv} holds no row"
         have, need = keys.num_pages(kv.kv_allocated_len, self.page_size), keys.num_pages(length, self.page_size)
+        missing = 0 if self.window is None else self.window.pages_for(kv, length)
+        if missing and self.window is not None and missing > self.keeper.available(self.window.component.name):
+            return False
         if have < need:
-            names = [self.full.name] if self.window is None else [self.full.name, self.window.component.name]
-            if any(need - have > self.keeper.available(name) for name in names):
+            pages = self.alloc_pages(need - have, reason=reason)  # leaves first: they take their window pages along
+            if pages is None:
                 return False
-            for name in names:  # leaves first: they take their window pages along
-                self.keeper.ensure(name, need - have)
-            pages = self.allocator.alloc(need - have)
-            assert pages is not None, "E4: pages were free just now"
             self.req_to_token.write(kv.row, have, pages)
-            if self.window is not None:
-                self.window.take(kv.row, have, need)
+        if missing and self.window is not None:
+            grown = self.window.grow(kv, length, reason)
+            assert grown, "E4: window pages were to be had just now"
         kv.kv_allocated_len = max(kv.kv_allocated_len, length)
         return True
 
@@ -201,10 +215,14 @@ class UnifiedRadixCache:
     def flush(self) -> bool:
         """Forget every prefix. Only while no lock, row, private page or slot is out; else False, and nothing changes."""
         pools = self.keeper.pools
+        if self.host is not None and not self.host.is_idle:
+            return False
         if self.core.num_locks or self.req_to_token.num_held or any(self.keeper.available(name) < pool.num_pages for name, pool in pools.items()):
             return False
         recorder, self.keeper.recorder = self.keeper.recorder, None  # one event for all, not one a node
-        self.ensure_pages(self.allocator.num_pages)
+        self.ensure_pages(self.allocator.num_pages, reason=EvictReason.FLUSH)
+        if self.host is not None:
+            self.host.drop_all()
         self.keeper.recorder = recorder
         if recorder is not None:
             recorder.record(AllBlocksCleared())
@@ -216,16 +234,19 @@ class UnifiedRadixCache:
 
     # ---- views -------------------------------------------------------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, int | float]:
+    def stats(self) -> dict[str, Any]:
         """Sizes now (pages, nodes, locks) and counters since the start (tokens, pages). `matched_tokens` counts each `match_prefix` call, hence a
-        re-admitted request twice; per-request hits are the scheduler's to report."""
+        re-admitted request twice; per-request hits are the scheduler's to report. `hit_tokens`: by tier, "all" = of matches, by component = what
+        it would have matched alone with full attention. `evictions`: units given up, by tier, component and reason."""
         total = self.allocator.num_pages
+        hits = dict(zip((self.full.name, *(part.name for part in self.core.others)), self._hits, strict=True))
+        evictions = {"device": self.keeper.evictions} | ({} if self.host is None else {"host": self.host.evictions})
         return {
             "total_pages": total,
             "free_pages": self.free_pages,
             "evictable_pages": self.evictable_pages,
             "protected_pages": self.protected_pages,
-            "private_pages": total - self.available_pages - self.protected_pages,
+            "private_pages": self.keeper.private[self.full.name],
             "usage": 1.0 - self.available_pages / total if total else 0.0,
             "nodes": self.core.num_nodes,
             "namespaces": len(self.core.roots),
@@ -235,20 +256,25 @@ class UnifiedRadixCache:
             **self._counters,
             "adopted_pages": self._publisher.adopted_pages,
             "duplicate_pages": self._publisher.duplicate_pages,
-            "evicted_pages": self.keeper.evicted[self.full.name],
+            "hit_tokens": {"device": {"all": self._counters["matched_tokens"], **hits}}
+            | ({} if self.host is None else {"host": {"all": self._host_hits}}),
+            "evictions": {tier: by_reason(counts) for tier, counts in evictions.items()},
+            "evicted_pages": self.keeper.evicted(self.full.name),
             **self.keeper.stats_of_others(),
+            **({} if self.host is None else self.host.stats()),
         }
 
     def pretty(self, max_nodes: int = 200) -> str:
         """The tree as ASCII lines, the first `max_nodes` nodes of it."""
         return pretty(self.core, max_nodes=max_nodes)
 
-    def check(self, live: Iterable[ReqKvInfo], *, locks: Iterable[TreeLock] = ()) -> None:
-        """Assert every invariant of cache.md 1.3 that applies. `live`: all requests that hold a row; `locks`: all others' locks. O(pool).
+    def check(self, live: Iterable[ReqKvInfo], *, locks: Iterable[TreeLock] = (), host_locks: Iterable[HostLock] = ()) -> None:
+        """Assert every invariant of cache.md 1.3 that applies. `live`: all requests that hold a row; `locks`: all others' locks, those of copies
+        in flight aside; `host_locks`: likewise. O(pool).
 
         Raises: AssertionError whose message starts with the invariant's id.
         """
-        invariants.check(self, live=list(live), locks=list(locks))
+        invariants.check(self, live=list(live), locks=list(locks), host_locks=list(host_locks))
 
 
 def _with_others(found: MatchResult, reach: int, window: RequestWindow | None, *, grid: int) -> MatchResult:

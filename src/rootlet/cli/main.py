@@ -1,45 +1,41 @@
-"""Entry point of the `rootlet` command: a table of subcommands, each imported only when it is run."""
+"""Entry point of the `rootlet` command. It imports nothing but the standard library before a Ctrl-C has its answer: the commands are in app.py."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import cyclopts
-
-from rootlet import __version__
-from rootlet.core.errors import RootletError
-
-app = cyclopts.App(name="rootlet", version=__version__, help="Serve language models; requests that begin alike share the work of that beginning.")
-
-COMMANDS = {
-    "serve": ("rootlet.cli.serve:serve", "Serve a model over HTTP (OpenAI-compatible, port 30000 on 127.0.0.1)."),
-    "chat": ("rootlet.cli.chat:chat", "Talk to a model in the terminal: a running server, or one of its own."),
-    "run": ("rootlet.cli.run:run", "Answer one prompt (argument or standard input) and exit."),
-    "batch": ("rootlet.cli.batch:batch", "Answer a file of OpenAI batch lines; resumes where it stopped."),
-    "trace": ("rootlet.cli.remote:trace", "Explain what happened to one request of a running server, and why it waited."),
-    "cache": ("rootlet.cli.remote:cache", "Look into the prefix cache of a running server; pin, unpin, flush."),
-    "replay": ("rootlet.cli.replay:replay", "Run the scheduler again from a record and compare every plan."),
-    "doctor": ("rootlet.cli.doctor:doctor", "Explain this machine and what would be chosen on it."),
-    "version": ("rootlet.cli.version:version", "Print the version and what it was built with."),
-}
-for _name, (_path, _help) in COMMANDS.items():
-    app.command(_path, name=_name, help=_help)
+INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; exit code 2 for what the user can mend, with one line that says how."""
+    """Run the command line; exit code 2 for what the user can mend, with one line that says how; 130 for a Ctrl-C at any moment, without a word."""
+    # Not where Ctrl-C is ignored (a job in the background of a shell): that stays as it is.
+    answers = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if answers:
+        signal.signal(signal.SIGINT, _leave)
+    from rootlet.cli.app import app
+    from rootlet.core.errors import RootletError
+
     try:
+        if answers:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = app(sys.argv[1:], result_action="return_value")
     except RootletError as error:
         print(f"rootlet: {error.message}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        end_process(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)
     end_process(code if isinstance(code, int) else 0)
+
+
+def _leave(*_: Any) -> NoReturn:
+    """While modules are imported there is nothing to close, and an exception would come out of whatever module is half loaded."""
+    os._exit(INTERRUPTED)
 
 
 def end_process(code: int) -> NoReturn:

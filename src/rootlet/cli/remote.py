@@ -70,7 +70,8 @@ def _wait(wait: dict[str, Any]) -> str:
 def _event(event: dict[str, Any]) -> str:
     match event["what"]:
         case "admitted":
-            return f"admitted: {event['matched']} of {event['of']} tokens were in the cache"
+            cut = f"; a chunk ends at {event['branch_at']}, where others part, for the next one to hit" if event.get("branch_at") else ""
+            return f"admitted: {event['matched']} of {event['of']} tokens were in the cache{cut}{'; shares nothing' if event.get('cold') else ''}"
         case "chunk":
             return f"chunk {event['number']}: tokens {event['start']}..{event['stop'] - 1} of {event['of']}, in step {event['step']}"
         case "finished":
@@ -78,7 +79,8 @@ def _event(event: dict[str, Any]) -> str:
         case "queued":
             return "queued, at a gate before the queue" if event.get("gated") else "queued"
         case "retracted" | "preempted" | "paused":
-            return f"{event['what']}: gave its KV back with {event['outputs']} tokens drawn, waits again"
+            why = f" ({event['why']})" if event.get("why") else ""
+            return f"{event['what']}: gave its KV back with {event['outputs']} tokens drawn, waits again{why}"
         case what:
             return str(what)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`kind`: default | linear | llama3 | yarn | none. `factors` (GGUF rope_freqs / longrope) divide the base frequencies one by one.
+    """`kind`: default | linear | llama3 | yarn. `factors` (GGUF rope_freqs / longrope) divide the base frequencies one by one.
     `interleaved`: pairs (2i, 2i+1) instead of halves (i, i + d/2). `rotary_dim` <= head_dim."""
 
     kind: str
@@ -51,7 +51,6 @@ class ModelConfig:
     qk_norm: bool = False
     nope_layers: tuple[bool, ...] = ()
     sliding_window: tuple[int | None, ...] = ()
-    attention_scale: float | None = None
     dtype: str = "float32"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

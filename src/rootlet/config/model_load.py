@@ -5,20 +5,28 @@ Refuses a file that lacks a tensor or has one of another shape, so that nothing 
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from rootlet.config.model import ModelConfig, RopeConfig
 from rootlet.config.model_load_gguf import config_from_gguf
 from rootlet.config.model_load_hf import config_from_hf
 from rootlet.config.model_tensors import expected_tensors
-from rootlet.core.errors import BadModelFile
+from rootlet.core.errors import BadModelFile, InvalidValue
+from rootlet.core.sampling_params import SamplingParams, validate
 from rootlet.formats.gguf_split import open_pieces
 from rootlet.formats.hf import read_optional_json
 from rootlet.formats.weights import check_tensors, is_gguf_model, open_weights, require_model
 
+_log = logging.getLogger(__name__)
+
 MAX_POSITIONS = 2**31 - 1
+MAX_TURNS = 1e6
+MAX_HEAD_DIM = 512
 _HF_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _GGUF_SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -56,7 +64,7 @@ def _check_sizes(config: ModelConfig, label: str) -> None:
     rope = config.rope
     checks = {
         f"context length {config.max_context_len}": 1 <= config.max_context_len <= MAX_POSITIONS,
-        f"head size {config.head_dim}": config.head_dim >= 1,
+        f"head size {config.head_dim}": 1 <= config.head_dim <= MAX_HEAD_DIM,
         f"{rope.rotary_dim} rotary dimensions of a head of {config.head_dim}": 2 <= rope.rotary_dim <= config.head_dim and rope.rotary_dim % 2 == 0,
         f"{config.num_heads} heads over {config.num_kv_heads} KV heads": config.num_kv_heads >= 1 and config.num_heads % config.num_kv_heads == 0,
         f"rope base {rope.theta}": math.isfinite(rope.theta) and rope.theta > 0.0,
@@ -72,16 +80,19 @@ def _check_sizes(config: ModelConfig, label: str) -> None:
 
 
 def _rope_holds(rope: RopeConfig) -> bool:
-    """Whether the formulas of llama3 and yarn have no division by zero and no logarithm of nothing."""
+    """Whether the formulas of llama3 and yarn have no division by zero, no logarithm of nothing, and a finite end."""
     if rope.kind == "llama3":
-        return rope.original_max_len > 0 and rope.high_freq_factor != rope.low_freq_factor
+        finite = math.isfinite(rope.low_freq_factor) and math.isfinite(rope.high_freq_factor)
+        return 0 < rope.original_max_len <= MAX_POSITIONS and finite and rope.high_freq_factor != rope.low_freq_factor
     if rope.kind == "yarn":
-        return rope.original_max_len > 0 and rope.theta > 1.0 and rope.beta_fast > 0.0 and rope.beta_slow > 0.0
+        turns = all(1.0 / MAX_TURNS <= beta <= MAX_TURNS for beta in (rope.beta_fast, rope.beta_slow))
+        return 0 < rope.original_max_len <= MAX_POSITIONS and rope.theta > 1.0 and turns and math.isfinite(rope.attention_factor or 1.0)
     return True
 
 
 def load_sampling_defaults(path: Path) -> dict[str, float | int]:
-    """The sampling parameters that the model's makers advise, by our field names; {} if the files name none."""
+    """The sampling parameters that the model's makers advise, by our field names; {} if the files name none. What no request may ask for is left
+    out and logged."""
     if is_gguf_model(path):
         file = open_pieces(path)[0]
         found: dict[str, Any] = {ours: file.value(key) for key, ours in _GGUF_SAMPLING.items()}
@@ -90,4 +101,16 @@ def load_sampling_defaults(path: Path) -> dict[str, float | int]:
         found = {key: generation.get(key) for key in _HF_SAMPLING}
         if generation.get("do_sample") is False:
             found = {**found, "temperature": None, "top_p": None, "top_k": None, "min_p": None}
-    return {key: value for key, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {key: value for key, advice in found.items() if (value := _allowed(key, advice)) is not None}
+
+
+def _allowed(key: str, advice: Any) -> float | int | None:
+    if not isinstance(advice, int | float) or isinstance(advice, bool):
+        return None
+    try:
+        params = msgspec.convert({key: advice}, SamplingParams)
+        validate(params, MAX_POSITIONS, max_n=1)
+    except (InvalidValue, msgspec.ValidationError) as error:
+        _log.warning("sampling_default_ignored key=%s value=%r reason=%s", key, advice, error)
+        return None
+    return cast("float | int", getattr(params, key))

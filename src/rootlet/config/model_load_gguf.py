@@ -16,6 +16,21 @@ from rootlet.formats.gguf_weights import GGUFWeights
 # Architecture -> whether its converter interleaves the rows of q and k, so that rope pairs are (2i, 2i+1).
 GGUF_ARCHS: dict[str, bool] = {"llama": True, "qwen2": False, "qwen3": False, "smollm3": True}
 
+# Keys of other architectures, and the value at which they ask for nothing.
+_ONLY_AT = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.scale": 0.0,
+    "attention.sliding_window_pattern": None,
+    "attn_logit_softcapping": 0.0,
+    "embedding_scale": 1.0,
+    "final_logit_softcapping": 0.0,
+    "logit_scale": 1.0,
+    "residual_scale": 1.0,
+    "use_parallel_residual": False,
+}
+
 # Texts that end a turn or a document in the families we serve; only control tokens with these texts count.
 _END_TEXTS = frozenset(("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "<EOT>"))
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -44,6 +59,12 @@ class _Keys:
             raise BadModelFile(f"{self._file.path.name}: {self._arch}.{key} is {value!r}; expected a positive whole number.")
         return value
 
+    def refuse_unserved(self) -> None:
+        """Raises `BadModelFile` for arithmetic that the file asks for and no model of ours does."""
+        for key, neutral in _ONLY_AT.items():
+            if (value := self.find(key, neutral)) != neutral:
+                raise BadModelFile(f"{self._file.path.name}: {self._arch}.{key} {value!r} is not served.")
+
 
 def config_from_gguf(path: Path) -> ModelConfig:
     """Read the metadata of the model that `path` means. Raises: BadModelFile naming file, key and what is served."""
@@ -55,6 +76,7 @@ def config_from_gguf(path: Path) -> ModelConfig:
     keys = _Keys(file, arch)
     if keys.find("expert_count", 0):
         raise BadModelFile(f"{weights.label}: a mixture of {keys.find('expert_count')} experts; mixture-of-experts models are not served yet.")
+    keys.refuse_unserved()
     num_layers, hidden, num_heads = keys.need("block_count"), keys.need("embedding_length"), keys.need("attention.head_count")
     head_dim = int(keys.find("attention.key_length") or hidden // num_heads)
     value_dim = keys.find("attention.value_length", head_dim)
@@ -67,7 +89,7 @@ def config_from_gguf(path: Path) -> ModelConfig:
     eps = keys.find("attention.layer_norm_rms_epsilon")
     if eps is None:
         raise BadModelFile(f"{weights.label}: {arch}.attention.layer_norm_rms_epsilon is missing.")
-    window = keys.find("attention.sliding_window")
+    window = keys.need("attention.sliding_window") if keys.find("attention.sliding_window") else max_len
     bos = file.value("tokenizer.ggml.bos_token_id")
     first = "model.layers.0."
     return ModelConfig(
@@ -89,7 +111,7 @@ def config_from_gguf(path: Path) -> ModelConfig:
         mlp_bias=first + "mlp.up_proj.bias" in names,
         qk_norm=first + "self_attn.q_norm.weight" in names,
         nope_layers=tuple((layer + 1) % 4 == 0 for layer in range(num_layers)) if arch == "smollm3" else (),
-        sliding_window=(window,) * num_layers if isinstance(window, int) and 0 < window < max_len else (),
+        sliding_window=(window,) * num_layers if window < max_len else (),
         dtype=_DTYPES.get(weights.kind(first + "self_attn.q_proj.weight"), "float32"),
         bos_token_id=bos if isinstance(bos, int) else None,
         eos_token_ids=_eos_ids(file),
@@ -104,10 +126,8 @@ def _rope(weights: GGUFWeights, keys: _Keys, *, head_dim: int, interleaved: bool
     factors = weights.rope_factors()
     if factors and len(factors) != rotary_dim // 2:
         raise BadModelFile(f"{weights.label}: rope_freqs.weight has {len(factors)} values, expected {rotary_dim // 2}.")
-    kind = keys.find("rope.scaling.type", "none")
+    kind = keys.find("rope.scaling.type", "linear")
     factor = float(keys.find("rope.scaling.factor") or keys.find("rope.scale_linear") or 1.0)
-    if kind == "none" and factor != 1.0:
-        kind = "linear"
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return RopeConfig("default", theta, rotary_dim, interleaved=interleaved, factors=factors)
     if kind == "linear":

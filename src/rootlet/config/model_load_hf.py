@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,27 @@ from typing import Any
 from rootlet.config.model import ModelConfig
 from rootlet.config.rope_load import rope_from_hf
 from rootlet.core.errors import BadModelFile
+from rootlet.core.log import logger
 from rootlet.formats.hf import added_token_ids, read_json, read_optional_json, token_text
 
-_log = logging.getLogger(__name__)
+_log = logger("config")
 
+MAX_LAYERS = 4096
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+# Arithmetic that other families have, and the value at which it does nothing.
+_ONLY_AT = {
+    "attention_multiplier": None,
+    "attn_logit_softcapping": None,
+    "clip_qkv": None,
+    "embedding_multiplier": 1.0,
+    "final_logit_softcapping": None,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "qk_layernorm": False,
+    "query_pre_attn_scalar": None,
+    "residual_multiplier": 1.0,
+    "use_qk_norm": False,
+}
 _DTYPES = {"float32": "float32", "float": "float32", "float16": "float16", "half": "float16", "bfloat16": "bfloat16"}
 
 
@@ -36,24 +52,30 @@ def _window_everywhere(config: dict[str, Any], num_layers: int) -> list[int | No
     return [config.get("sliding_window", 4096)] * num_layers
 
 
-def _window_by_flag(config: dict[str, Any], num_layers: int) -> list[int | None]:
-    """Qwen and SmolLM3: off unless `use_sliding_window`; then by `layer_types`, or from `max_window_layers` on."""
-    if not config.get("use_sliding_window"):
-        return [None] * num_layers
-    window = config.get("sliding_window", 4096)
-    types = config.get("layer_types")
-    if types:
-        return [window if kind == "sliding_attention" else None for kind in types]
+def _window_from_layer(config: dict[str, Any], num_layers: int) -> list[int | None]:
+    """Qwen: from `max_window_layers` on, unless `layer_types` says otherwise."""
     first = config.get("max_window_layers", 28)
-    return [window if layer >= first else None for layer in range(num_layers)]
+    return _window_by_flag(config, [layer >= first for layer in range(num_layers)], default=4096)
+
+
+def _window_without_rope(config: dict[str, Any], num_layers: int) -> list[int | None]:
+    """SmolLM3: in the layers without rope, unless `layer_types` says otherwise."""
+    return _window_by_flag(config, _nope_layers(config, num_layers), default=None)
+
+
+def _window_by_flag(config: dict[str, Any], slides: Sequence[bool], *, default: int | None) -> list[int | None]:
+    """Off unless `use_sliding_window`."""
+    window = config.get("sliding_window", default) if config.get("use_sliding_window") else None
+    types = config.get("layer_types")
+    return [window if slide else None for slide in ([kind == "sliding_attention" for kind in types] if types else slides)]
 
 
 HF_FAMILIES: dict[str, _Family] = {
     "llama": _Family(2048),
     "mistral": _Family(131072, kv_heads=8, window=_window_everywhere),
-    "qwen2": _Family(32768, kv_heads=32, window=_window_by_flag),
-    "qwen3": _Family(32768, kv_heads=32, head_dim=128, qk_norm=True, window=_window_by_flag),
-    "smollm3": _Family(32768, theta=2_000_000.0, kv_heads=4, tie=True, window=_window_by_flag),
+    "qwen2": _Family(32768, kv_heads=32, window=_window_from_layer),
+    "qwen3": _Family(32768, kv_heads=32, head_dim=128, qk_norm=True, window=_window_from_layer),
+    "smollm3": _Family(32768, theta=2_000_000.0, kv_heads=4, tie=True, window=_window_without_rope),
 }
 
 
@@ -66,9 +88,11 @@ def config_from_hf(folder: Path) -> ModelConfig:
         remote = " It asks for Python code of its own (auto_map), which is never run." if config.get("auto_map") else ""
         raise BadModelFile(f"{folder.name}: config.json: model_type {kind!r} is not served; served are {', '.join(HF_FAMILIES)}.{remote}")
     if config.get("auto_map"):
-        _log.warning("auto_map_ignored model=%s reason=code from model folders is never run; the built-in %s is used", folder.name, kind)
+        _log.warning("auto_map_ignored", model=folder.name, reason=f"code from model folders is never run; the built-in {kind} is used")
     _refuse_unserved(config)
     num_layers, num_heads, hidden = (_need(config, key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    if num_layers > MAX_LAYERS:
+        raise BadModelFile(f"config.json: num_hidden_layers is {num_layers}; at most {MAX_LAYERS} are read.")
     head_dim = int(config.get("head_dim") or family.head_dim or hidden // num_heads)
     max_len = int(config.get("max_position_embeddings", family.max_len))
     biased = bool(config.get("attention_bias", False))
@@ -120,6 +144,12 @@ def _refuse_unserved(config: dict[str, Any]) -> None:
     act = config.get("hidden_act", "silu")
     if act != "silu":
         raise BadModelFile(f"config.json: hidden_act {act!r} is not served; served is silu.")
+    for key, neutral in _ONLY_AT.items():
+        if config.get(key) not in (None, neutral):
+            raise BadModelFile(f"config.json: {key} {config[key]!r} is not served; the models of this family have none.")
+    for kind in config.get("layer_types") or ():
+        if kind not in _LAYER_TYPES:
+            raise BadModelFile(f"config.json: layer_types holds {kind!r}; served are {', '.join(_LAYER_TYPES)}.")
 
 
 def _nope_layers(config: dict[str, Any], num_layers: int) -> tuple[bool, ...]:
@@ -137,6 +167,8 @@ def _windows(config: dict[str, Any], family: _Family, num_layers: int, max_len: 
     windows = family.window(config, num_layers) if family.window else []
     if len(windows) not in (0, num_layers):
         raise BadModelFile(f"config.json: layer_types has {len(windows)} entries, expected {num_layers}.")
+    if any(w is not None and (not isinstance(w, int) or w < 1) for w in windows):
+        raise BadModelFile(f"config.json: sliding_window is {config.get('sliding_window')!r}; expected a positive whole number, or null.")
     kept = tuple(w if w is not None and w < max_len else None for w in windows)
     return kept if any(w is not None for w in kept) else ()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 
-from rootlet.config.schema import RuntimeConfig
+from rootlet.config.schema import RuntimeConfig, ServerArgs
 from rootlet.core.errors import BadConfig
 
 FEW_CORES = 2
 SERVED_DEVICE = "cpu"
+_ENDPOINT = re.compile(r"tcp://(?:[^\s:/]+|\[[^\s\]]+\]):(\d{1,5})|ipc://\S+")
 
 
 def num_usable_cores() -> int:
@@ -17,6 +19,16 @@ def num_usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def api_keys(server: ServerArgs) -> tuple[str, ...]:
+    """The keys of `--api-key`, a comma between two. Raises `BadConfig` for a knob that is set and holds none: such a server would be open."""
+    if server.api_key is None:
+        return ()
+    keys = tuple(dict.fromkeys(key.strip() for key in server.api_key.split(",") if key.strip()))
+    if not keys:
+        raise BadConfig("--api-key holds no key; leave it out for a server that asks for none")
+    return keys
 
 
 def resolve_config(config: RuntimeConfig, *, num_cores: int) -> tuple[RuntimeConfig, dict[str, str]]:
@@ -44,6 +56,8 @@ def _check_together(config: RuntimeConfig) -> None:
     page, chunk = config.cache.page_size, config.scheduler.chunked_prefill
     if 0 < chunk < page:
         raise BadConfig(f"--chunked-prefill {chunk} is smaller than --page-size {page}: no chunk would fill a page")
+    _check_kv_events(config)
+    api_keys(config.server)
     if page & (page - 1):
         raise BadConfig(f"--page-size must be a power of two, got {page}")
     if config.cache.mem != "auto":
@@ -53,3 +67,20 @@ def _check_together(config: RuntimeConfig) -> None:
             raise BadConfig(f"--mem must be auto or a number of GiB, got {config.cache.mem!r}") from None
         if not 0 < gib < float("inf"):
             raise BadConfig(f"--mem must be above 0 GiB, got {config.cache.mem!r}")
+
+
+def _check_kv_events(config: RuntimeConfig) -> None:
+    events, replay = config.cache.kv_events, config.cache.kv_events_replay
+    for knob, endpoint in (("--kv-events", events), ("--kv-events-replay", replay)):
+        if endpoint is not None and not _is_endpoint(endpoint):
+            raise BadConfig(f"{knob} must be an endpoint as tcp://127.0.0.1:5557, tcp://*:5557 or ipc:///path, got {endpoint!r}")
+    if events is None and (replay is not None or config.cache.kv_events_topic):
+        raise BadConfig("--kv-events-replay and --kv-events-topic need --kv-events")
+    if events is not None and events == replay:
+        raise BadConfig(f"--kv-events and --kv-events-replay cannot both be {events}")
+
+
+def _is_endpoint(text: str) -> bool:
+    """ZeroMQ itself would take a port of 99999, as another."""
+    found = _ENDPOINT.fullmatch(text)
+    return found is not None and int(found[1] or 1) < 2**16

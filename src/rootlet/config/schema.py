@@ -45,13 +45,18 @@ class CacheArgs:
     max_total_tokens: int | None = knob(None, "KV pool size in tokens; wins over --mem", low=16, unit="tokens")
     prefix_cache: bool = knob(True, "share KV of equal prefixes between requests")
     evict: str = knob("lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo", "mru", "filo", "priority", "slru"))
+    kv_events: str | None = knob(
+        None, "ZeroMQ endpoint where routers can hear which blocks are cached, as tcp://127.0.0.1:5557; it tells the prompts' token ids; none = off"
+    )
+    kv_events_replay: str | None = knob(None, "ZeroMQ endpoint where the last batches of --kv-events can be had again; none = off")
+    kv_events_topic: str = knob("", "topic that every batch of --kv-events carries")
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerArgs:
     schedule_policy: str = knob(
         "fcfs",
-        "order of the waiting queue, within equal priority; vtc is fair between tenants (`user`)",
+        "order of the waiting queue, within equal priority; vtc is fair between tenants (API keys, else `user`)",
         choices=("fcfs", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first", "lof", "random", "routing-key", "vtc"),
     )
     aging: int = knob(
@@ -72,7 +77,6 @@ class SchedulerArgs:
     queue_timeout: float | None = knob(None, "seconds a request may wait before 504", low=0.0, unit="s")
     request_timeout: float | None = knob(None, "seconds a request may take before 504", low=0.0, unit="s")
     record: str | None = knob(None, "file that gets every message, result and plan, for `rootlet replay`; holds prompts, grows with the traffic")
-    retract_every: int = knob(0, "test hook: force a retraction every N decode steps; 0 = never", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,12 @@ class ComputeArgs:
 class ServerArgs:
     host: str = knob("127.0.0.1", "address to listen on")
     port: int = knob(30000, "port to listen on; 0 = any free one", low=0, high=65535)
-    api_key: str | None = knob(None, "key that every route but liveness asks for")
+    api_key: str | None = knob(None, "key that every route but liveness asks for; several, comma separated, tell tenants apart under vtc")
     max_n: int = knob(128, "largest n of one request", low=1)
     max_logprobs: int = knob(20, "largest top_logprobs", low=0)
     max_body_mib: int = knob(64, "largest request body", low=1, unit="MiB")
     drain_timeout: float = knob(30.0, "seconds that SIGTERM waits for running requests", low=0.0, unit="s")
-    keep_alive: int = knob(75, "seconds an idle connection is kept", low=1, unit="s")
+    keep_alive: int = knob(75, "seconds an idle connection is kept, or one whose request does not go on", low=1, unit="s")
     sse_keepalive: float = knob(15.0, "seconds of silence after which a stream gets a comment; 0 = never", low=0.0, unit="s")
     stall_timeout: float = knob(120.0, "seconds after which a stream is dropped whose client reads nothing of it; 0 = never", low=0.0, unit="s")
     sampling_defaults: str = knob("model", "where absent sampling parameters come from", choices=("model", "openai"))

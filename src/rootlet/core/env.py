@@ -2,6 +2,7 @@
 
 ROOTLET_CHECK=1              costly invariants after every tick
 ROOTLET_TEST_EXECUTOR=name   replaces the model by a fake one (`hash_lm`); for process tests only
+ROOTLET_TEST_RETRACT=n       retracts somebody every n decode steps; for tests only
 ROOTLET_RUNTIME_DIR          where the private socket directory is made; default XDG_RUNTIME_DIR, else the temporary directory
 ROOTLET_CACHE                where fetched models are kept (read in engine/model_source.py)
 ROOTLET_CONFIG               TOML file used when no --config is given
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PREFIX = "ROOTLET_"
-NOT_KNOBS = frozenset({"ROOTLET_CHECK", "ROOTLET_TEST_EXECUTOR", "ROOTLET_RUNTIME_DIR", "ROOTLET_CACHE", "ROOTLET_CONFIG"})
+NOT_KNOBS = frozenset({"ROOTLET_CHECK", "ROOTLET_TEST_EXECUTOR", "ROOTLET_TEST_RETRACT", "ROOTLET_RUNTIME_DIR", "ROOTLET_CACHE", "ROOTLET_CONFIG"})
 
 
 def environment() -> Mapping[str, str]:
@@ -30,6 +31,11 @@ def check_enabled(env: Mapping[str, str] | None = None) -> bool:
 def fake_executor(env: Mapping[str, str] | None = None) -> str | None:
     """Name of a fake executor, or None in real life."""
     return (env if env is not None else os.environ).get("ROOTLET_TEST_EXECUTOR") or None
+
+
+def forced_retraction(env: Mapping[str, str] | None = None) -> int:
+    """Decode steps between two forced retractions; 0 in real life."""
+    return int((env if env is not None else os.environ).get("ROOTLET_TEST_RETRACT") or 0)
 
 
 def runtime_dir(env: Mapping[str, str] | None = None) -> Path:

@@ -21,7 +21,11 @@ Messages say what happened, the number, the limit and the knob.
 
 from __future__ import annotations
 
+from typing import Any
+
 from rootlet.core.types import Finish, FinishKind
+
+MAX_MESSAGE_CHARS = 2000
 
 
 class RootletError(Exception):
@@ -137,3 +141,19 @@ def error_of(finish: Finish, *, param: str | None = None, retry_after_s: float |
     error = InvalidValue(param, message) if status < 500 and status not in _BY_STATUS else _BY_STATUS.get(status, RequestFailed)(message)
     error.status, error.code = status, finish.code or error.code
     return error
+
+
+def envelope(error: RootletError) -> dict[str, Any]:
+    """The JSON body of an error, of every route and of bytes that are no HTTP: `{"error": {message, type, param, code, status}}`.
+
+    `code` is a string, `status` repeats the HTTP status for readers that expect an integer. A message is cut, so that a huge bad input is not
+    sent back to its sender.
+    """
+    message = error.message if len(error.message) <= MAX_MESSAGE_CHARS else error.message[:MAX_MESSAGE_CHARS] + "..."
+    param = error.param if error.param is None or len(error.param) <= 200 else error.param[:200] + "..."
+    body: dict[str, Any] = {"message": message, "type": error.type, "param": param, "code": error.code, "status": error.status}
+    if isinstance(error, ContextOverflow):
+        body |= {"n_prompt_tokens": error.prompt_len, "n_ctx": error.ctx_len}
+    if isinstance(error, PoolOverflow):
+        body |= {"n_prompt_tokens": error.prompt_len, "n_pool": error.pool_len}
+    return {"error": body}

@@ -10,6 +10,11 @@ import uuid
 from typing import Protocol
 
 SEED_BITS = 63
+RID_CHARS = r"A-Za-z0-9._:\-"
+"""Of an id that a client chooses, as the inside of a character class; at most `MAX_RID_CHARS` of them."""
+MAX_RID_CHARS = 128
+MAX_WIRE_RID_CHARS = MAX_RID_CHARS + 16
+"""With what the server appends for the prompts of a batch and the choices of a prompt."""
 
 
 class IdSource(Protocol):

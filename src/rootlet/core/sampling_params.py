@@ -16,6 +16,7 @@ from rootlet.core.errors import InvalidValue
 
 GREEDY_BELOW = 1e-5
 MAX_STOPS = 32
+MAX_STOP_CHARS = 4096  # of all of them together: the matcher takes some microseconds and some hundred bytes for each
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +86,11 @@ def validate(p: SamplingParams, vocab_size: int, *, max_n: int, max_temperature:
     if not 1 <= p.n <= max_n:
         raise InvalidValue("n", f"n must be in [1, {max_n}], got {p.n} (limit: --max-n)")
     if p.seed is not None and not -(2**63) <= p.seed < 2**63:
-        raise InvalidValue("seed", f"seed must fit in 64 bits, got {p.seed}")
+        raise InvalidValue("seed", f"seed must be in [-2**63, 2**63), got {p.seed}")
     if len(p.stop) > MAX_STOPS:
         raise InvalidValue("stop", f"at most {MAX_STOPS} stop strings, got {len(p.stop)}")
+    if sum(map(len, p.stop)) > MAX_STOP_CHARS:
+        raise InvalidValue("stop", f"stop strings may have at most {MAX_STOP_CHARS} characters together, got {sum(map(len, p.stop))}")
     _ids_in_vocab("stop_token_ids", p.stop_token_ids, vocab_size)
     _ids_in_vocab("allowed_token_ids", p.allowed_token_ids or (), vocab_size)
     _ids_in_vocab("logit_bias", list(p.logit_bias), vocab_size)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -54,12 +55,26 @@ class PageDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class StateOp:
+    """state[dst] = state[src]; `src` 0 = the state before any token (zeros)."""
+
+    dst: int
+    src: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward. Rows are ordered: extend rows first, then decode rows; tokens are concatenated in row order.
 
     prefix_lens[b] positions of row b are already in the pool; this step computes [prefix_lens[b], prefix_lens[b] + extend_lens[b]) =
     up to seq_lens[b]; a decode row has extend_len 1. `sample[b]`: draw a token from the last position's logits (False for a middle chunk:
     such a row must not write the relay). `out_cache_loc[t]` = slot that token t's K/V is written to.
+    Plans may share arrays: DECODE plans with the very same `pool_rows` object have the same rows, and an executor need not look again.
+
+    Models with sliding windows (`Capacity.window_len`) have a second page table, over the window pool: `window_deltas` change it as `page_deltas`
+    change the first (a page 0 = nothing there any more), `out_window_loc[t]` = slot of token t in that pool. Layers with windows read and write
+    through that table alone. Models with recurrent states (`Capacity.num_states`): `state_ops` are done in order, before the forward;
+    `state_slots[b]` then holds the state after prefix_lens[b] tokens, and the forward leaves the one after seq_lens[b] there.
     """
 
     step: int
@@ -75,6 +90,10 @@ class StepPlan:
     out_cache_loc: IntArray  # [T]
     page_deltas: tuple[PageDelta, ...] = ()
     row_inits: tuple[RowInit, ...] = ()
+    window_deltas: tuple[PageDelta, ...] = ()
+    out_window_loc: IntArray | None = None  # [T]
+    state_ops: tuple[StateOp, ...] = ()
+    state_slots: IntArray | None = None  # [B]
 
     @property
     def num_rows(self) -> int:
@@ -89,8 +108,7 @@ class StepPlan:
         return self.prefix_lens + self.extend_lens
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(msgspec.Struct, frozen=True):
     """What one row of a plan gave. `tokens` is empty for a middle chunk or a failed row, else >= 1 (more than one with speculation).
 
     `logprobs` parallels `tokens` when asked for. `prompt_logprobs` covers the prompt positions of this chunk that are >= `prompt_start`:

@@ -67,6 +67,10 @@ class LogprobSpec(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
 
 
+LOGPROB_FLOOR = -9999.0
+"""Stands for the logarithm of zero, so that every reply is strict JSON (OpenAI's number)."""
+
+
 class TokenLogprob(msgspec.Struct, frozen=True):
     """One position: the token, its logprob (None for the first prompt token, which nothing predicts), and `top_n` alternatives, best first."""
 

@@ -1,11 +1,10 @@
-"""The CPU: its graph (a tape replayed in one native call that drops the GIL, architecture D9) and what the machine offers.
+"""The CPU: its graph (a tape replayed in one native call that drops the GIL, architecture D9).
 
 Where the tape comes from is the kernels' business (`NativeTable.new_graph`): this file knows its protocol only.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -69,8 +68,3 @@ class CpuGraph:
     @property
     def num_ops(self) -> int:
         return 0 if self._tape is None else len(self._tape)
-
-
-def num_cores() -> int:
-    """CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -1,6 +1,7 @@
 """A whole model without weights, for process tests and for looking at the server without one: HashLM, and a tokenizer of 61 characters.
 
-Chosen by ROOTLET_TEST_EXECUTOR=hash_lm (read in `core/env.py` only); `hash_lm:5` makes each step take at least 5 ms. Never used otherwise.
+Chosen by ROOTLET_TEST_EXECUTOR=hash_lm (read in `core/env.py` only); `hash_lm:5` makes each step take at least 5 ms, and `hash_lm+swa+mamba` gives
+it windows and states to be kept for it. Never used otherwise.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ EOS_ID = 2
 DEFAULT_CTX_LEN = 8192
 DEFAULT_POOL_LEN = 65536
 MAX_STEP_TOKENS = 65536
+WINDOW_LEN = 48
 
 
 class HashTokenizer:
@@ -98,19 +100,24 @@ class PacedExecutor:
 
 
 def hash_executor(config: RuntimeConfig, choice: str = "hash_lm") -> Executor:
-    """`choice` = "hash_lm" or "hash_lm:MILLISECONDS". Raises `BadConfig`."""
+    """`choice` = "hash_lm", with "+swa" and "+mamba" for more components, and ":MILLISECONDS". Raises `BadConfig`."""
     name, _, step_ms = choice.partition(":")
-    if name != "hash_lm" or not (step_ms or "0").isdigit():
-        raise BadConfig(f"unknown test executor {choice!r} (known: hash_lm, hash_lm:MILLISECONDS)")
-    page = config.cache.page_size
+    base, *parts = name.split("+")
+    if base != "hash_lm" or not {"swa", "mamba"}.issuperset(parts) or not (step_ms or "0").isdigit():
+        raise BadConfig(f"unknown test executor {choice!r} (known: hash_lm[+swa][+mamba][:MILLISECONDS])")
+    page, rows = config.cache.page_size, config.scheduler.max_running
     pool_len = config.cache.max_total_tokens or DEFAULT_POOL_LEN
     capacity = Capacity(
         num_pages=max(1, pool_len // page),
         page_size=page,
-        max_rows=config.scheduler.max_running,
+        max_rows=rows,
         max_context_len=config.model.ctx_len or DEFAULT_CTX_LEN,
         max_step_tokens=MAX_STEP_TOKENS,
         vocab_size=VOCAB_SIZE,
+        window_len=WINDOW_LEN if "swa" in parts else 0,
+        num_window_pages=(rows + 4) * (WINDOW_LEN // page + 3) if "swa" in parts else 0,
+        num_states=3 * rows if "mamba" in parts else 0,
+        state_grid=page if "mamba" in parts else 0,
     )
     executor = HashLM(capacity, model=HashModel(vocab_size=VOCAB_SIZE, eos_id=EOS_ID))
     return PacedExecutor(executor, int(step_ms) / 1000) if step_ms else executor

@@ -14,6 +14,7 @@ from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock
 from rootlet.core.ids import IdSource
 from rootlet.core.log import logger
+from rootlet.engine.kv_events import kv_event_sink
 from rootlet.engine.model_side import FrontModel, LoadedExecutor, build_scheduler, ready_message
 from rootlet.engine.processes import guard_scheduler
 from rootlet.frontend.tokenizer_manager import TokenizerManager
@@ -90,7 +91,8 @@ class InprocRuntime:
         guard_scheduler(self._serve_scheduler, self._to_main.send)
 
     def _serve_scheduler(self) -> None:
-        sinks = Sinks(self._to_main.send, self._to_main.send)
-        scheduler = build_scheduler(self._config, self._loaded, sinks=sinks, clock=self._clock, check=self._check)
-        self._to_main.send(ready_message(scheduler, self._loaded))
-        record.run(scheduler, self._to_scheduler.recv, int(self._config.scheduler.depth))
+        with kv_event_sink(self._config.cache) as events:
+            sinks = Sinks(self._to_main.send, self._to_main.send, kv_events=events)
+            scheduler = build_scheduler(self._config, self._loaded, sinks=sinks, clock=self._clock, check=self._check)
+            self._to_main.send(ready_message(scheduler, self._loaded))
+            record.run(scheduler, self._to_scheduler.recv, int(self._config.scheduler.depth))

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import uvloop
+
 from rootlet.core.errors import Unavailable
 
 T = TypeVar("T")
@@ -19,7 +21,7 @@ class LoopThread:
     """Runs from construction until `close`. A task group's failure arrives as the first error in it."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 

@@ -14,6 +14,7 @@ import msgspec
 
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock, SystemClock
+from rootlet.core.env import forced_retraction
 from rootlet.core.errors import BadModelFile
 from rootlet.core.log import logger
 from rootlet.core.step import Executor
@@ -112,10 +113,10 @@ def build_scheduler(
     `record.run`. Raises `BadConfig`."""
     if sinks.request_log is None and config.server.log_requests:
         sinks = replace(sinks, request_log=log_request)
-    executor, clock = loaded.executor, clock or SystemClock()
+    executor, clock, retract_every = loaded.executor, clock or SystemClock(), forced_retraction()
     if config.scheduler.record is not None:
         logs = sinks.request_log is not None
-        head = record.head_of(executor, config.scheduler, config.cache, eos_token_ids=loaded.eos_token_ids, logs=logs)
+        head = record.head_of(executor, config.scheduler, config.cache, eos_token_ids=loaded.eos_token_ids, logs=logs, retract_every=retract_every)
         recorder = record.Recorder(Path(config.scheduler.record), head)
         executor, clock = record.RecordingExecutor(executor, recorder), record.RecordingClock(clock, recorder)
     return Scheduler(
@@ -126,6 +127,7 @@ def build_scheduler(
         clock=clock,
         sinks=sinks,
         check=check,
+        retract_every=retract_every,
     )
 
 

@@ -86,17 +86,20 @@ def run_scheduler(spec: LaunchSpec, directory: Path) -> int:
 
 
 def _serve_scheduler(spec: LaunchSpec, inbox: ZmqReceiver, to_main: ZmqSender[ToMain], to_text: ZmqSender) -> None:  # type: ignore[type-arg]
+    from rootlet.engine.kv_events import kv_event_sink
     from rootlet.engine.model_side import build_scheduler, load_executor, ready_message
     from rootlet.scheduler import record
     from rootlet.scheduler.scheduler import Sinks
 
-    loaded = load_executor(spec.config, spec.path(), fake=spec.fake, progress=to_main.send)
-    try:
-        scheduler = build_scheduler(spec.config, loaded, sinks=Sinks(to_text.send, to_main.send), check=spec.check)
-        to_main.send(ready_message(scheduler, loaded))
-        record.run(scheduler, inbox.recv, int(spec.config.scheduler.depth))
-    finally:
-        loaded.executor.close()
+    with kv_event_sink(spec.config.cache) as events:
+        loaded = load_executor(spec.config, spec.path(), fake=spec.fake, progress=to_main.send)
+        try:
+            sinks = Sinks(to_text.send, to_main.send, kv_events=events)
+            scheduler = build_scheduler(spec.config, loaded, sinks=sinks, check=spec.check)
+            to_main.send(ready_message(scheduler, loaded))
+            record.run(scheduler, inbox.recv, int(spec.config.scheduler.depth))
+        finally:
+            loaded.executor.close()
 
 
 def run_detokenizer(spec: LaunchSpec, directory: Path) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from rootlet.core.errors import BadModelFile
-from rootlet.formats.tensor import RawTensor, block_layout, map_file, view_tensor
+from rootlet.formats.tensor import RawTensor, block_layout, check_disjoint, map_file, view_tensor
 
 _SCALARS: dict[int, str] = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING = 8
@@ -197,11 +197,14 @@ class GGUFFile:
                 self._fail(f"tensor {name} of type {kind} has shape {list(shape)}; rows must be multiples of {block_len}")
             size_bytes = int(np.prod(shape, dtype=object)) // block_len * block_bytes
             end = base + start + size_bytes
+            if start % alignment:
+                self._fail(f"tensor {name} starts at {start}, which is no multiple of the alignment {alignment}")
             if end > len(self._buffer):
                 self._fail(f"truncated: tensor {name} should end at byte {end}, but the file has {len(self._buffer)} bytes")
             if name in self.tensors:
                 self._fail(f"tensor {name} occurs twice")
             self.tensors[name] = GGUFTensorInfo(name, kind, shape, base + start, size_bytes)
+        check_disjoint(self.path.name, ((t.offset, t.offset + t.size_bytes, t.name) for t in self.tensors.values()))
 
 
 def is_gguf(path: Path) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 
 from rootlet.core.errors import BadModelFile
 from rootlet.formats.hf import read_json
-from rootlet.formats.tensor import PLAIN_DTYPES, RawTensor, map_file, view_tensor
+from rootlet.formats.tensor import PLAIN_DTYPES, RawTensor, check_disjoint, map_file, view_tensor
 
 _KINDS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F64": "f64", "I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64"}
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.safetensors$")
@@ -33,6 +33,7 @@ class _Entry:
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    end: int
 
 
 class _Shard:
@@ -49,11 +50,21 @@ def _read_table(path: Path, buffer: mmap.mmap) -> dict[str, _Entry]:
         (header_len,) = struct.unpack_from("<Q", buffer, 0)
         if header_len > min(_MAX_HEADER_BYTES, len(buffer) - 8):
             raise BadModelFile(f"{path.name}: truncated or not a safetensors file (header of {header_len} bytes in a file of {len(buffer)}).")
-        header = json.loads(buffer[8 : 8 + header_len])
+        header = json.loads(buffer[8 : 8 + header_len], object_pairs_hook=_unique)
         base = 8 + header_len
-        return {name: _entry(path, name, spec, base, len(buffer)) for name, spec in header.items() if name != "__metadata__"}
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        entries = {name: _entry(path, name, spec, base, len(buffer)) for name, spec in header.items() if name != "__metadata__"}
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadModelFile(f"{path.name}: its safetensors header cannot be read ({error}); the file is damaged.") from error
+    check_disjoint(path.name, ((entry.offset, entry.end, name) for name, entry in entries.items()))
+    return entries
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; left alone, the last of two equal names would win."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
 
 
 def _entry(path: Path, name: str, spec: dict[str, Any], base: int, file_bytes: int) -> _Entry:
@@ -66,7 +77,7 @@ def _entry(path: Path, name: str, spec: dict[str, Any], base: int, file_bytes: i
         expected = int(np.prod(shape, dtype=object)) * np.dtype(PLAIN_DTYPES[kind]).itemsize
         if not 0 <= begin <= end or end - begin != expected:
             raise BadModelFile(f"{path.name}: tensor {name} has {end - begin} bytes, expected {expected} for {spec['dtype']} {list(shape)}.")
-    return _Entry(spec["dtype"], shape, base + begin)
+    return _Entry(spec["dtype"], shape, base + begin, base + end)
 
 
 class SafetensorsWeights:
@@ -123,8 +134,8 @@ def _locate(path: Path) -> dict[str, tuple[_Shard, _Entry]]:
 
 def _locate_by_index(folder: Path, index: dict[str, Any]) -> dict[str, tuple[_Shard, _Entry]]:
     weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise BadModelFile(f"{_INDEX}: no weight_map; expected tensor names and the shards that hold them.")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(file_name, str) for file_name in weight_map.values()):
+        raise BadModelFile(f"{_INDEX}: no usable weight_map; expected tensor names and the shards that hold them.")
     shards: dict[str, _Shard] = {}
     for file_name in sorted(set(weight_map.values())):
         if Path(file_name).name != file_name:

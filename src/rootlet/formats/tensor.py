@@ -7,6 +7,7 @@ Called by `formats.gguf_weights`, `formats.safetensors`, the loader and tests.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,6 +83,15 @@ def block_layout(kind: str) -> tuple[int, int]:
     """(values a block, bytes a block) of a GGUF type name in lower case."""
     block_len, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]
     return int(block_len), int(block_bytes)
+
+
+def check_disjoint(label: str, spans: Iterable[tuple[int, int, str]]) -> None:
+    """Check that no two of the tensors (first byte, byte after the last, name) share bytes. Raises: BadModelFile naming both."""
+    end, last = 0, ""
+    for begin, stop, name in sorted(spans):
+        if begin < end:
+            raise BadModelFile(f"{label}: tensors {last} and {name} overlap; the file is damaged.")
+        end, last = max(end, stop), name
 
 
 def view_tensor(buffer: mmap.mmap, offset: int, kind: str, shape: tuple[int, ...]) -> RawTensor:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from rootlet.core.errors import BadModelFile
+from rootlet.core.log import logger
 from rootlet.formats.gguf import is_gguf
 from rootlet.formats.gguf_split import gguf_files
 from rootlet.formats.gguf_weights import GGUFWeights
@@ -15,7 +15,7 @@ from rootlet.formats.tensor import RawTensor, WeightFile, dequantize
 
 __all__ = ["RawTensor", "WeightFile", "check_tensors", "dequantize", "is_gguf_model", "open_weights", "require_model"]
 
-_log = logging.getLogger(__name__)
+_log = logger("formats")
 
 
 def is_gguf_model(path: Path) -> bool:
@@ -50,7 +50,7 @@ def open_weights(path: Path) -> WeightFile:
     if is_gguf_model(path):
         weights = GGUFWeights(path)
         if weights.unknown:
-            _log.warning("unknown_tensors file=%s count=%d names=%s", weights.label, len(weights.unknown), ",".join(weights.unknown[:5]))
+            _log.warning("unknown_tensors", file=weights.label, count=len(weights.unknown), names=",".join(weights.unknown[:5]))
         return weights
     if path.is_file() and path.suffix != ".safetensors":
         raise BadModelFile(f"{path.name}: neither a GGUF nor a safetensors file.")
@@ -74,4 +74,4 @@ def check_tensors(weights: WeightFile, expected: Mapping[str, tuple[int, ...]]) 
             raise BadModelFile(f"{weights.label}: tensor {name} has shape {list(weights.shape(name))}, expected {list(shape)}.")
     extra = [name for name in present if name not in expected and not name.endswith("rotary_emb.inv_freq")]
     if extra:
-        _log.warning("unused_tensors file=%s count=%d first=%s", weights.label, len(extra), sorted(extra)[0])
+        _log.warning("unused_tensors", file=weights.label, count=len(extra), first=sorted(extra)[0])

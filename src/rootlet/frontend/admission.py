@@ -12,7 +12,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from rootlet.core.errors import ContextOverflow, InvalidValue, PoolOverflow, RootletError, error_of
+from rootlet.core.errors import ContextOverflow, InvalidValue, PoolOverflow, RootletError, Unsupported, error_of
+from rootlet.core.ids import MAX_WIRE_RID_CHARS
 from rootlet.core.sampling_params import SamplingParams, validate
 from rootlet.core.types import FinishKind, LogprobSpec
 from rootlet.frontend.detokenize import TokenBytes
@@ -20,7 +21,6 @@ from rootlet.frontend.req_state import ReqState
 from rootlet.frontend.types import GenerateReq
 from rootlet.ipc.messages import DetokSpec, SchedulerReady, TokenizedGenerateReqInput
 
-MAX_RID_CHARS = 256
 MAX_PRIORITY = 2**31
 
 
@@ -57,11 +57,13 @@ def check_prompt(req: GenerateReq, input_ids: Sequence[int], ready: SchedulerRea
 
 
 def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_logprobs: int) -> None:
-    """Everything but the prompt's length, so that a bad value is refused before tokenizing. Raises `InvalidValue`."""
+    """Everything but the prompt's length, so that a bad value is refused before tokenizing. Raises `InvalidValue`, `Unsupported` for adapters."""
     if (req.prompt is None) == (req.input_ids is None):
         raise InvalidValue(req.param, f"exactly one of text and token ids must be given as {req.param}")
-    if req.rid is not None and not (0 < len(req.rid) <= MAX_RID_CHARS and req.rid.isprintable()):
-        raise InvalidValue("rid", f"rid must be 1 to {MAX_RID_CHARS} printable characters")
+    if req.rid is not None and not (0 < len(req.rid) <= MAX_WIRE_RID_CHARS and req.rid.isprintable()):
+        raise InvalidValue("rid", f"rid must be 1 to {MAX_WIRE_RID_CHARS} printable characters")
+    if req.lora_id:
+        raise Unsupported("LoRA adapters are not supported by this server", param="lora_path")
     if any(not stop for stop in req.sampling.stop):
         raise InvalidValue("stop", "a stop string must not be empty")
     _check_wire(req)
@@ -119,7 +121,6 @@ def wire_requests(
         stop=params.stop,
         include_stop=params.include_stop,
         skip_special_tokens=params.skip_special_tokens,
-        stream=req.stream,
         prompt_tail=prompt_tail,
         min_new_tokens=params.min_new_tokens,
     )

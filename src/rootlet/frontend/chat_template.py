@@ -7,12 +7,12 @@ Owns the compiled template, what it can digest (found by probing it once), and t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rootlet.core.errors import BadModelFile, InvalidValue, TemplateError
+from rootlet.core.log import logger
 from rootlet.formats.gguf_split import open_pieces
 from rootlet.formats.hf import read_optional_json, token_text
 from rootlet.formats.weights import is_gguf_model
@@ -20,7 +20,7 @@ from rootlet.frontend.chat_messages import TemplateTraits, normalise_messages
 from rootlet.frontend.chat_sandbox import CompiledTemplate, RenderLimits
 from rootlet.frontend.tokenizer_gguf import special_token_text
 
-_log = logging.getLogger(__name__)
+_log = logger("frontend")
 
 CHATML = (
     "{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{%- endfor %}"
@@ -188,7 +188,7 @@ def load_chat_template(path: Path, override: Path | None = None) -> ChatTemplate
         except (OSError, ValueError) as error:
             raise BadModelFile(f"--chat-template {override}: cannot be read ({error}).") from error
     if "default" not in sources:
-        _log.warning("chat_template_missing model=%s using=chatml knob=--chat-template", path.name)
+        _log.warning("chat_template_missing", model=path.name, using="chatml", knob="--chat-template")
         sources = {"default": CHATML}
     further = {name: text for name, text in tokens.items() if name not in ("bos_token", "eos_token")}
     return ChatTemplate(

@@ -32,29 +32,62 @@ class TokenBytes(Protocol):
     def is_special(self, token_id: int) -> bool: ...
 
 
+class VisibleBytes(dict[int, bytes]):
+    """Token id -> the bytes that it shows: b"" for what is hidden. Filled as ids come by; at most the vocabulary."""
+
+    __slots__ = ("_skip_special_tokens", "_tokens")
+
+    def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._skip_special_tokens = skip_special_tokens
+
+    def __missing__(self, token_id: int) -> bytes:
+        # Padding rows of the embedding matrix have an id but no text.
+        if not 0 <= token_id < self._tokens.vocab_size:
+            return b""
+        hidden = self._skip_special_tokens and self._tokens.is_special(token_id)
+        data = self[token_id] = b"" if hidden else self._tokens.token_bytes(token_id)
+        return data
+
+    def hides(self, token_id: int) -> bool:
+        """True for an id that can have no text, however it is spelled."""
+        return not 0 <= token_id < self._tokens.vocab_size or (self._skip_special_tokens and self._tokens.is_special(token_id))
+
+
 class IncrementalDetokenizer:
     """Text of one growing token sequence. `num_chars` counts characters given out so far.
 
     `prompt_tail`: ids left of the first token; while it holds no token with visible text, the sequence stands at the start of a text.
+    `visible`: shared between sequences of one tokenizer and one `skip_special_tokens`; None = one of its own.
     """
 
-    __slots__ = ("_at_text_start", "_decoder", "_skip_special_tokens", "_tokens", "num_chars")
+    __slots__ = ("_at_text_start", "_begun", "_decoder", "_visible", "num_chars")
 
-    def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> None:
-        self._tokens = tokens
-        self._skip_special_tokens = skip_special_tokens
+    def __init__(
+        self, tokens: TokenBytes, *, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = (), visible: VisibleBytes | None = None
+    ) -> None:
+        self._visible = VisibleBytes(tokens, skip_special_tokens=skip_special_tokens) if visible is None else visible
         self._decoder = _decoder_of_utf8("replace")
-        self._at_text_start = tokens.left_context_dependent and all(self._is_hidden(i) for i in prompt_tail)
+        self._begun = False  # a character is half done
+        self._at_text_start = tokens.left_context_dependent and all(self._visible.hides(i) for i in prompt_tail)
         self.num_chars = 0
 
     def push(self, token_id: int) -> tuple[str, int]:
         """Feed one token; returns (text that became certain, index of the first character that this token helps to spell)."""
-        data = self._bytes_of(token_id)
-        begun = bool(self._decoder.getstate()[0])
+        data = self._visible[token_id]
+        if self._at_text_start and data:
+            self._at_text_start = False
+            data = data.removeprefix(b" ")
+        start = self.num_chars
+        if not self._begun and data.isascii():  # most tokens; the decoder has nothing to remember
+            self.num_chars += len(data)
+            return data.decode("ascii"), start
         # A lead byte (not 10xxxxxx) ends a half-done character, which becomes U+FFFD in front of this token's own text.
-        cuts_off = begun and bool(data) and data[0] & 0xC0 != 0x80
-        start = self.num_chars + (1 if cuts_off else 0)
-        return self._count(self._decoder.decode(data)), start
+        cuts_off = self._begun and bool(data) and data[0] & 0xC0 != 0x80
+        text = self._count(self._decoder.decode(data))
+        self._begun = bool(self._decoder.getstate()[0])
+        return text, start + (1 if cuts_off else 0)
 
     def finish(self) -> str:
         """The rest: U+FFFD if the sequence ends inside a character, else "". The object is done afterwards."""
@@ -63,19 +96,6 @@ class IncrementalDetokenizer:
     def _count(self, text: str) -> str:
         self.num_chars += len(text)
         return text
-
-    def _is_hidden(self, token_id: int) -> bool:
-        # Padding rows of the embedding matrix have an id but no text.
-        return not 0 <= token_id < self._tokens.vocab_size or (self._skip_special_tokens and self._tokens.is_special(token_id))
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        if self._is_hidden(token_id):
-            return b""
-        data = self._tokens.token_bytes(token_id)
-        if self._at_text_start and data:
-            self._at_text_start = False
-            return data.removeprefix(b" ")
-        return data
 
 
 def detokenize(tokens: TokenBytes, token_ids: Sequence[int], *, skip_special_tokens: bool = True, prompt_tail: Sequence[int] = ()) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rootlet.core.types import Finish, FinishKind, TokenLogprob
-from rootlet.frontend.detokenize import IncrementalDetokenizer, TokenBytes
+from rootlet.frontend.detokenize import IncrementalDetokenizer, TokenBytes, VisibleBytes
 from rootlet.frontend.stop import StopMatcher
 from rootlet.ipc.messages import BatchStrOutput, BatchTokenIDOutput, DetokSpec, StrOutput, TokenIDOutput
 
@@ -77,6 +77,7 @@ class DecodeStatus:
 class DetokenizerManager:
     def __init__(self, tokens: TokenBytes) -> None:
         self._tokens = tokens
+        self._visible = {skip: VisibleBytes(tokens, skip_special_tokens=skip) for skip in (False, True)}
         self._status: dict[str, DecodeStatus] = {}
 
     @property
@@ -96,6 +97,8 @@ class DetokenizerManager:
         if status is None:
             # Ended by a stop string a moment ago: the client has its terminal message. Or ended before it ever began: pass that on.
             return _textless(out) if out.finish is not None and out.completion_len == 0 and not out.token_ids else None
+        if status.stop is None and out.finish is None and out.spec is None and out.prompt_logprobs is None:
+            return _running(status, out)
         text = self._decode(status, out)
         ended = status.stopped or out.finish is not None
         if ended:
@@ -107,7 +110,8 @@ class DetokenizerManager:
 
     def _begin(self, spec: DetokSpec) -> DecodeStatus:
         tail = np.frombuffer(spec.prompt_tail, dtype="<i4").tolist()
-        text = IncrementalDetokenizer(self._tokens, skip_special_tokens=spec.skip_special_tokens, prompt_tail=tail)
+        skip = spec.skip_special_tokens
+        text = IncrementalDetokenizer(self._tokens, skip_special_tokens=skip, prompt_tail=tail, visible=self._visible[skip])
         stop = StopMatcher(spec.stop, include_stop=spec.include_stop) if spec.stop else None
         return DecodeStatus(spec, text, stop)
 
@@ -123,6 +127,25 @@ class DetokenizerManager:
         if out.finish is not None:
             pieces.append(status.flush())
         return "".join(pieces)
+
+
+def _running(status: DecodeStatus, out: TokenIDOutput) -> StrOutput | None:
+    """The output of a request in its middle that has no stop strings, which is nearly every one: nothing is ever held back."""
+    token_ids = out.token_ids
+    if not token_ids:
+        return None
+    text = status.text.push(token_ids[0])[0] if len(token_ids) == 1 else "".join([status.text.push(i)[0] for i in token_ids])
+    status.num_drawn += len(token_ids)
+    status.num_sent += len(token_ids)
+    return StrOutput(
+        rid=out.rid,
+        text=text,
+        token_ids=token_ids,
+        prompt_len=out.prompt_len,
+        completion_len=status.num_sent,
+        cached_len=out.cached_len,
+        logprobs=out.logprobs,
+    )
 
 
 def _with_text(out: TokenIDOutput, status: DecodeStatus, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> StrOutput:

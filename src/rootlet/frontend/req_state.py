@@ -39,8 +39,9 @@ class ChoiceState:
     def add(self, out: StrOutput, now_s: float) -> None:
         """Merge one output. A stop string ends a request before the scheduler could send its account: then the front's clock gives one."""
         self.texts.append(out.text)
-        self.token_ids.extend(out.token_ids)
-        self.logprobs.extend(out.logprobs)
+        self.token_ids += out.token_ids
+        if out.logprobs:
+            self.logprobs += out.logprobs
         self.prompt_len = out.prompt_len or self.prompt_len
         self.completion_len = max(self.completion_len, out.completion_len)
         self.cached_len = max(self.cached_len, out.cached_len)

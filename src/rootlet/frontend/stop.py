@@ -44,7 +44,7 @@ def _earlier(a: int, b: int) -> int:
     return min(a, b)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _automaton(stops: tuple[str, ...]) -> list[_Node]:
     """Breadth first, so that a node's suffix link is complete before the node is reached. O(total characters)."""
     nodes = _grow(stops)

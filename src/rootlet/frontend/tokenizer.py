@@ -62,21 +62,30 @@ class Tokenizer:
         self.eos_token_id = eos_token_id
         self.add_bos = bool(self._prefix) if self._own_specials else bos_token_id is not None and backend.encode("").ids[:1] == [bos_token_id]
         self.left_context_dependent = _strips_first_space(decoder)
+        known = self._backend.get_vocab(with_added_tokens=False) if self._byte_level else _ALPHABET
+        self._missing_bytes = bytes(byte for char, byte in _ALPHABET.items() if char not in known)
         self._max_token_bytes = self._widest_token()
 
     def min_tokens(self, text: str) -> int:
-        """A number of tokens that `text` has at the least, from its length alone: 0 where this tokenizer may drop text. O(characters), 1 ns each."""
-        return len(text) // self._max_token_bytes if self._max_token_bytes else 0
+        """A number of tokens that `text` has at the least, from its length alone: 0 where nothing can be said. O(characters), some ns each."""
+        if not self._max_token_bytes:
+            return 0
+        num_dropped = 0
+        if self._missing_bytes:  # a character is lost with any of its bytes
+            raw = text.encode("utf-8", "replace")
+            num_dropped = len(raw) - len(raw.translate(None, self._missing_bytes))
+        return max(0, len(text) - num_dropped) // self._max_token_bytes
 
     def _widest_token(self) -> int:
         """Characters of a text that one token can stand for at the most; 0 = no bound is known, since text may be dropped or merged into one unknown
         token. A token of k characters or bytes stands for k characters at the most."""
         vocab = self._backend.get_vocab(with_added_tokens=False)
-        bytes_covered = vocab.keys() >= _ALPHABET.keys() if self._byte_level else getattr(self._backend.model, "byte_fallback", False)
+        normalizer = _state(self._backend.normalizer)
+        covered = not (self._missing_bytes and normalizer) if self._byte_level else getattr(self._backend.model, "byte_fallback", False)
         drops = any(token.lstrip or token.rstrip for token in self._added.values()) or _may_drop(_state(self._backend.pre_tokenizer))
-        if drops or not bytes_covered:
+        if drops or not covered:
             return 0
-        return _shrink(_state(self._backend.normalizer)) * max(map(len, [*vocab, *(token.content for token in self._added.values())]), default=1)
+        return _shrink(normalizer) * max(map(len, [*vocab, *(token.content for token in self._added.values())]), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, with BOS (and EOS) as the model wants if `add_special_tokens`. Raises: InvalidValue for lone surrogates."""

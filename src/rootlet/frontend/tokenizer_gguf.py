@@ -6,7 +6,6 @@ Called by `frontend.tokenizer`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from rootlet.core.errors import BadModelFile
+from rootlet.core.log import logger
 from rootlet.formats.gguf import GGUFFile
 from rootlet.formats.gguf_weights import GGUFWeights
 from rootlet.frontend.pretokenizers import FALLBACK, PRE_TOKENIZERS, PreTokenizer
 
-_log = logging.getLogger(__name__)
+_log = logger("frontend")
 
 _CONTROL, _USER_DEFINED = 3, 4
 _SPECIAL_KEYS = ("bos", "eos", "eot", "eom", "unknown", "padding")
@@ -91,13 +91,15 @@ def _pre_tokenizer(file: GGUFFile) -> PreTokenizer:
     if rule is not None:
         return rule
     if name == "default":
-        _log.warning("pre_tokenizer_default file=%s using=gpt-2 reason=the converter did not know this vocabulary's splitting", file.path.name)
+        _log.warning("pre_tokenizer_default", file=file.path.name, using="gpt-2", reason="the converter did not know this vocabulary's splitting")
     else:
         _log.warning(
-            "pre_tokenizer_unknown file=%s name=%s using=gpt-2 risk=text may be split unlike in training and quality may fall; known=%s",
-            file.path.name,
-            "missing" if name is None else repr(name),
-            ",".join(sorted(PRE_TOKENIZERS)),
+            "pre_tokenizer_unknown",
+            file=file.path.name,
+            name="missing" if name is None else name,
+            using="gpt-2",
+            risk="text may be split unlike in training and quality may fall",
+            known=",".join(sorted(PRE_TOKENIZERS)),
         )
     return FALLBACK
 

@@ -64,7 +64,7 @@ class TextTokenizer(TokenBytes, Protocol):
 class TokenizerManager:
     """`send` never blocks. `liveness` answers (alive, why not) for a loaded engine; default: the age of the last tick.
 
-    Read by the dialects: `tokenizer`, `chat_template`, `served_names`, `status`, `progress`, `ready_info`, `sampling_defaults`, `last_tick`.
+    Read by the dialects: `tokenizer`, `chat_template`, `served_names`, `status`, `progress`, `ready_info`, `sampling_defaults`.
     """
 
     def __init__(
@@ -82,8 +82,7 @@ class TokenizerManager:
         self.sampling_defaults: dict[str, Any] = {}
         self.progress: LoadProgress | None = None
         self.ready_info: SchedulerReady | None = None
-        self.last_tick: HealthTick | None = None
-        self.last_tick_s = 0.0
+        self._tick_s = 0.0
         self.status: Status = "loading"
         self._send = send
         self._config = config
@@ -143,7 +142,7 @@ class TokenizerManager:
             return False, self._death
         if self.ready_info is None:
             return True, self.status
-        age_s = self._clock.now() - self.last_tick_s
+        age_s = self._clock.now() - self._tick_s
         alive, why = self._liveness() if self._liveness else (age_s <= STALE_TICK_S, f"no sign of life from the scheduler for {age_s:.0f} s")
         return (True, self.status) if alive else (False, why)
 
@@ -233,13 +232,12 @@ class TokenizerManager:
             case BatchStrOutput():
                 self._deliver(message)
             case HealthTick():
-                self.last_tick = message
-                self.last_tick_s = self._clock.now()
+                self._tick_s = self._clock.now()
             case LoadProgress():
                 self.progress = message
             case SchedulerReady():
                 self.ready_info = message
-                self.last_tick_s = self._clock.now()
+                self._tick_s = self._clock.now()
                 self._become_ready()
             case FlushCacheReqOutput() | GetStateReqOutput():
                 self._calls.answer(message.req_id, message)
@@ -247,12 +245,13 @@ class TokenizerManager:
                 self.engine_failed(message.message)
 
     def _deliver(self, batch: BatchStrOutput) -> None:
+        now_s = self._clock.now()
         for out in batch.outputs:
             route = self._table.route(out.rid)
             if route is None:
                 continue
             state, choice = route
-            choice.add(out, self._clock.now())
+            choice.add(out, now_s)
             state.changed.set()
             if choice.finish is not None:
                 self._finished(state, choice, out)

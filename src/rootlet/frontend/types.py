@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import Finish, LogprobSpec, TokenLogprob
 from rootlet.ipc.messages import ReqStats
@@ -34,8 +36,7 @@ class GenerateReq:
     param: str = "prompt"
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateChunk:
+class GenerateChunk(msgspec.Struct, frozen=True):
     """One event of one choice. `text`, `token_ids`, `logprobs` are deltas; `completion_len` a running total. `finish` set = the last of this
     choice; it is never followed by another of the same `index`. `prompt_logprobs` comes once, in the first chunk of choice 0."""
 

@@ -6,11 +6,11 @@ Sockets belong to the thread that made them.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import zmq
-import zmq.asyncio
 
 from rootlet.ipc.codec import Codec
 
@@ -30,18 +30,18 @@ def _bind(socket: zmq.Socket[Any], where: str) -> None:
     socket.bind(where)
 
 
-def _drain(socket: zmq.Socket[bytes], codec: Codec[M]) -> list[M]:
-    """What has come, at most `MAX_DRAIN` frames; those that cannot be decoded are skipped. Never waits."""
+def _drain(socket: zmq.Socket[bytes], codec: Codec[M]) -> tuple[list[M], bool]:
+    """(what has come, at most `MAX_DRAIN` frames; was that all?). Frames that cannot be decoded are skipped. Never waits."""
     messages: list[M] = []
     for _ in range(MAX_DRAIN):
         try:
             frame = socket.recv(zmq.NOBLOCK)
         except zmq.Again:
-            break
+            return messages, True
         message = codec.decode(frame)
         if message is not None:
             messages.append(message)
-    return messages
+    return messages, False
 
 
 class ZmqSender(Generic[M]):
@@ -69,7 +69,10 @@ class ZmqReceiver(Generic[M]):
 
     def recv(self, timeout_s: float) -> list[M]:
         """What has come, at most `MAX_DRAIN` messages; waits up to `timeout_s` for the first. A frame that cannot be decoded is skipped."""
-        return _drain(self._socket, self._codec) if self._socket.poll(max(0, round(timeout_s * 1000))) else []
+        # Not waiting is the case of every step: then no poll, whose setting up costs more than the look itself.
+        if timeout_s > 0 and not self._socket.poll(round(timeout_s * 1000)):
+            return []
+        return _drain(self._socket, self._codec)[0]
 
     def close(self) -> None:
         self._socket.close()
@@ -80,17 +83,27 @@ class ZmqAsyncReceiver(Generic[M]):
 
     def __init__(self, where: str, codec: Codec[M]) -> None:
         self._codec = codec
-        self._socket = zmq.asyncio.Context.shadow(zmq.Context.instance()).socket(zmq.PULL)
-        self._raw: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         _bind(self._socket, where)
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._arrived.set()
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._arrived.set)
 
     async def recv(self) -> list[M]:
         """What has come, at most `MAX_DRAIN` messages and at least one. Cancelling it loses nothing."""
         while True:
-            await self._socket.poll()
-            messages = _drain(self._raw, self._codec)
+            # The descriptor stays readable from an arrival until the socket is asked, and asking until there is nothing makes it quiet: so what
+            # comes after the drain sets the event again.
+            await self._arrived.wait()
+            self._arrived.clear()
+            messages, is_empty = _drain(self._socket, self._codec)
+            if not is_empty:
+                self._arrived.set()
             if messages:
                 return messages
 
     def close(self) -> None:
+        self._loop.remove_reader(self._fd)
         self._socket.close()

@@ -28,7 +28,6 @@ class DetokSpec(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
-    stream: bool = False
     prompt_tail: bytes = b""
     min_new_tokens: int = 0
 
@@ -206,9 +205,6 @@ class HealthTick(msgspec.Struct, frozen=True, tag=True):
     """Sent at least once a second while alive, from the tick itself: `steps` grows while there is progress."""
 
     steps: int
-    num_running: int
-    num_waiting: int
-    busy: bool
 
 
 class SchedulerError(msgspec.Struct, frozen=True, tag=True):

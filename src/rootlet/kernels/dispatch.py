@@ -43,7 +43,6 @@ class PlainAttentionTable:
         self.head_norm = native.head_norm
         self.rope = native.rope
         self.silu_and_mul = native.silu_and_mul
-        self.add = native.add
         self.gather_rows = native.gather_rows
         self.sample = native.sample
 

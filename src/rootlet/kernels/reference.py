@@ -84,9 +84,6 @@ class ReferenceTable:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
 
-    def add(self, a: Tensor, b: Tensor) -> Tensor:
-        return a + b
-
     def gather_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return x[rows.to(torch.int64)]
 

@@ -4,7 +4,7 @@ Layouts (little endian; j = 0..15; low nibbles hold values 0..15 of the block, h
     q4_0  f16 d | 16 x u8                 v = d * (q - 8)            q5_0  f16 d | u32 high bits | 16 x u8            v = d * (q - 16)
     q4_1  f16 d | f16 m | 16 x u8         v = d * q + m              q5_1  f16 d | f16 m | u32 high bits | 16 x u8    v = d * q + m
     q8_0  f16 d | 32 x i8                 v = d * q
-Which types exist, and what becomes of those that are not listed here, is decided in `quant/gguf_blocks.py`.
+What becomes of the other types is decided in `quant/gguf_blocks.py`.
 """
 
 from __future__ import annotations

@@ -30,14 +30,11 @@ class Linear:
 
     @classmethod
     def load(cls, source: WeightSource, name: str, *, rows: tuple[int, ...], cols: int, bias: bool = False) -> Linear:
-        """`name`: full path of the projection ("model.layers.0.self_attn.qkv_proj"). A file that already holds it fused is taken as it is."""
+        """`name`: full path of the projection ("model.layers.0.self_attn.qkv_proj")."""
         prefix, _, last = name.rpartition(".")
-        parts = FUSED.get(last, (last,))
-        paths, part_rows = tuple(f"{prefix}.{part}" if prefix else part for part in parts), rows
-        if len(parts) > 1 and source.has(f"{name}.weight"):
-            paths, part_rows = (name,), (sum(rows),)
-        weight = source.matrix(tuple(f"{path}.weight" for path in paths), part_rows, cols=cols)
-        return cls(weight, source.vector(tuple(f"{path}.bias" for path in paths), part_rows) if bias else None, rows)
+        paths = [f"{prefix}.{part}" if prefix else part for part in FUSED.get(last, (last,))]
+        weight = source.matrix(tuple(f"{path}.weight" for path in paths), rows, cols=cols)
+        return cls(weight, source.vector(tuple(f"{path}.bias" for path in paths), rows) if bias else None, rows)
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """x [T, K] -> [T, N]."""

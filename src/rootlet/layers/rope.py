@@ -58,7 +58,7 @@ def _frequencies(rope: RopeConfig) -> Tensor:
         return _llama3(rope, freqs)
     if rope.kind == "yarn":
         return _yarn(rope, freqs)
-    raise BadModelFile(f"rope kind {rope.kind!r} is not supported (known: none, default, linear, llama3, yarn)")
+    raise BadModelFile(f"rope kind {rope.kind!r} is not supported (known: default, linear, llama3, yarn)")
 
 
 def _magnitude(rope: RopeConfig) -> float:

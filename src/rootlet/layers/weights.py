@@ -13,10 +13,6 @@ from rootlet.kernels.ops import Weight
 
 
 class WeightSource(Protocol):
-    def has(self, name: str) -> bool:
-        """True when the file holds tensor `name`."""
-        ...
-
     def matrix(self, names: tuple[str, ...], rows: tuple[int, ...], *, cols: int) -> Weight:
         """One matrix [sum(rows), cols] made of the named ones joined by rows, ready for `ops.linear`."""
         ...

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rootlet.core.errors import BadModelFile
 from rootlet.formats.tensor import RawTensor, dequantize
 from rootlet.kernels.ops import Weight
-from rootlet.kernels.reference_blocks import BLOCK, dequantize_rows, is_block
-from rootlet.quant.gguf_blocks import BLOCK_TYPES, DENSE_DTYPES, common_kind, quantize_q8_0
+from rootlet.kernels.reference_blocks import dequantize_rows, is_block
+from rootlet.quant.gguf_blocks import DENSE_DTYPES, common_kind, quantize_q8_0
 
 DTYPE_KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -27,13 +26,11 @@ def _bytes(raw: RawTensor) -> Tensor:
 
 
 def to_float32(raw: RawTensor) -> Tensor:
-    """The values, whatever the kind: float32 of `raw.shape`. Raises `BadModelFile` on a kind nobody knows."""
+    """The values: float32 of `raw.shape`. Raises `BadModelFile` on a block type that the gguf library cannot decode."""
     if raw.kind in DENSE_DTYPES:
         return _bytes(raw).view(DENSE_DTYPES[raw.kind]).view(raw.shape).to(torch.float32)
     if is_block(raw.kind):
         return dequantize_rows(raw.kind, _bytes(raw).view(*raw.shape[:-1], -1))
-    if raw.kind not in BLOCK_TYPES:
-        raise BadModelFile(f"tensor type {raw.kind!r} is not supported for weights (known: {', '.join([*DENSE_DTYPES, *BLOCK_TYPES])})")
     return torch.from_numpy(dequantize(raw)).view(raw.shape)
 
 
@@ -50,8 +47,7 @@ def with_kernel(raw: RawTensor, *, dense_kind: str | None, note: Callable[[str],
     has_kernel = is_block(raw.kind) or raw.kind in DENSE_DTYPES
     if has_kernel and dense_kind in (None, raw.kind):
         return to_weight(raw)
-    block = BLOCK_TYPES.get(raw.kind)
-    target = dense_kind or (block.fallback if block is not None and raw.shape[-1] % BLOCK == 0 else "f32")
+    target = dense_kind or "q8_0"
     note(f"{raw.kind} -> {target}")
     if has_kernel:
         return as_kind(to_weight(raw), target)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from rootlet.core.errors import BadModelFile
 from rootlet.formats.gguf_weights import GGUFWeights
-from rootlet.formats.tensor import RawTensor, WeightFile
+from rootlet.formats.tensor import PLAIN_DTYPES, RawTensor, WeightFile
 from rootlet.kernels.ops import KernelTable, Weight
 from rootlet.loader.convert import DTYPE_KINDS, join_rows, to_float32, with_kernel
+from rootlet.quant.gguf_blocks import DENSE_DTYPES
 
 # Tensors that a checkpoint may hold although no model needs them: buffers that are computed, and a head that is tied to the embedding.
 IGNORED = re.compile(r"rotary_emb\.inv_freq$|\.attention\.(masked_)?bias$|^lm_head\.weight$")
@@ -55,9 +56,6 @@ class FileWeights:
     def notes(self) -> tuple[str, ...]:
         """What was converted, for the log: "12 x q4_k -> q8_0"."""
         return tuple(f"{n} x {what}" for what, n in sorted(self._notes.items()))
-
-    def has(self, name: str) -> bool:
-        return name in self._unused
 
     def matrix(self, names: tuple[str, ...], rows: tuple[int, ...], *, cols: int) -> Weight:
         parts = [self._kept(raw) for name, n in zip(names, rows, strict=True) if (raw := self._take(name, (n, cols))) is not None]
@@ -105,7 +103,11 @@ class FileWeights:
         if found != shape:
             self._problems.append(f"{name}: shape {list(found)}, the model's configuration asks for {list(shape)}")
             return None
-        return self._file.get(name)
+        raw = self._file.get(name)
+        if raw.kind in PLAIN_DTYPES and raw.kind not in DENSE_DTYPES:
+            self._problems.append(f"{name}: type {raw.kind}, which is no type of weights; served are {', '.join(DENSE_DTYPES)} and GGUF blocks")
+            return None
+        return raw
 
     def _kept(self, raw: RawTensor) -> Weight:
         return with_kernel(raw, dense_kind=self._dense_kind, note=self._note)

@@ -7,20 +7,10 @@ between is still read before it is written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from rootlet.core.step import IntArray
+from rootlet.core.step import IntArray, StateOp
 from rootlet.memory.page_allocator import PageAllocator
-
-
-@dataclass(frozen=True, slots=True)
-class StateOp:
-    """state[dst] = state[src]; `src` 0 = the state before any token (zeros)."""
-
-    dst: int
-    src: int = 0
 
 
 class StateAllocator:

@@ -75,13 +75,29 @@ class Instruments:
     """All instruments of one server. Not thread-safe by design: one event loop writes."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry(auto_describe=True)
-        self._counters = {m.name: Counter(m.name, m.help, m.labels, registry=self.registry) for m in _of("counter")}
-        self._gauges = {m.name: Gauge(m.name, m.help, m.labels, registry=self.registry) for m in _of("gauge")}
-        self._histograms = {m.name: Histogram(m.name, m.help, m.labels, registry=self.registry, buckets=m.buckets) for m in _of("histogram")}
+        self._registry = CollectorRegistry(auto_describe=True)
+        self._counters = {m.name: Counter(m.name, m.help, m.labels, registry=self._registry) for m in _of("counter")}
+        self._gauges = {m.name: Gauge(m.name, m.help, m.labels, registry=self._registry) for m in _of("gauge")}
+        self._histograms = {m.name: Histogram(m.name, m.help, m.labels, registry=self._registry, buckets=m.buckets) for m in _of("histogram")}
         self._itl = self._histograms[names.ITL.name]
         self._in_flight = self._gauges[names.IN_FLIGHT.name]
         self.num_in_flight = 0
+        self._gaps: list[float] = []
+        self._num_generated = 0
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """With everything noted so far: what comes with each token is kept aside until somebody asks, or a request ends."""
+        self._settle()
+        return self._registry
+
+    def _settle(self) -> None:
+        gaps, self._gaps = self._gaps, []
+        for gap_s in gaps:
+            self._itl.observe(gap_s)
+        if self._num_generated:
+            self.count(names.GENERATED_TOKENS, self._num_generated)
+            self._num_generated = 0
 
     def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
         counter = self._counters[metric.name]
@@ -108,6 +124,7 @@ class Instruments:
             raise
         finally:
             self._enter(-1)
+            self._settle()
             if request.parent is not None:
                 self._count_prompt(request.parent)
             unfinished = max(1, len(request.choices)) - request.num_finished
@@ -128,10 +145,9 @@ class Instruments:
                 choice.first_s = now_s
                 self.time(names.TTFT, now_s - request.start_s)
             else:
-                for _ in range(num_new):
-                    self._itl.observe((now_s - choice.last_s) / num_new)
+                self._gaps += [(now_s - choice.last_s) / num_new] * num_new
             choice.last_s, choice.len = now_s, chunk.completion_len
-            self.count(names.GENERATED_TOKENS, num_new)
+            self._num_generated += num_new
         if chunk.index == 0:
             request.parent = chunk
         if chunk.finish is not None:

@@ -45,11 +45,23 @@ WAITING = Metric("rootlet_waiting_requests", "gauge", "Requests in the scheduler
 KV_PAGES = Metric(
     "rootlet_kv_pages",
     "gauge",
-    "KV pages by state: free, cached (evictable), locked (shared, in use), private (of one running request), total",
+    "KV pages by state: free, cached (evictable), locked (shared, in use), private (of one running request), leaked (of nobody), total",
     ("state",),
 )
 SCHEDULER_RETRACTIONS = Metric("rootlet_retractions_total", "counter", "Retractions by the scheduler since its start")
 SCHEDULER_PREEMPTIONS = Metric("rootlet_preemptions_total", "counter", "Requests that gave way to a more important one, since the engine's start")
+LOOKUP_TOKENS = Metric("rootlet_cache_lookup_tokens_total", "counter", "Tokens looked up in the cache, at each attempt to admit a request")
+HIT_TOKENS = Metric(
+    "rootlet_cache_hit_tokens_total",
+    "counter",
+    "Of those, found: all, and what each component of the cache would have found alone",
+    ("tier", "component"),
+)
+EVICTIONS = Metric(
+    "rootlet_evictions_total", "counter", "Pages or state slots given up, by tier, component and reason", ("tier", "component", "reason")
+)
+KV_EVENT_BATCHES = Metric("rootlet_kv_event_batches_total", "counter", "Batches of KV events that were published")
+KV_EVENT_DROPS = Metric("rootlet_kv_event_batches_dropped_total", "counter", "Batches of KV events that came faster than they could be sent")
 EVICTED_PAGES = Metric("rootlet_evicted_pages_total", "counter", "Cached KV pages that were given up for new ones, since the engine's start")
 QUEUE_BY_REASON = Metric(
     "rootlet_queued_requests", "gauge", "Waiting requests by what holds the head of the queue back: a budget, a delay, a gate", ("reason",)
@@ -67,7 +79,12 @@ ENGINE_METRICS = (
     KV_PAGES,
     SCHEDULER_RETRACTIONS,
     SCHEDULER_PREEMPTIONS,
+    LOOKUP_TOKENS,
+    HIT_TOKENS,
     EVICTED_PAGES,
+    EVICTIONS,
+    KV_EVENT_BATCHES,
+    KV_EVENT_DROPS,
     QUEUE_BY_REASON,
     SCHEDULER_STATE,
     ENGINE_UP,

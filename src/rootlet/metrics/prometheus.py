@@ -1,12 +1,11 @@
 """The text of `/metrics`: the server's own instruments plus a snapshot of the engine's state, which is read afresh at each scrape.
 
-The snapshot is the scheduler's answer to "metrics": a dictionary of numbers, flat or in groups. Known keys become the documented metrics; every
-other number is exported as `rootlet_scheduler_state{key=...}`, so a new counter is visible before anyone names it.
+The snapshot is the scheduler's answer to "metrics": numbers in groups. Known keys become the documented metrics; every other number is exported
+as `rootlet_scheduler_state{key=...}`, so a new counter is visible before anyone names it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,27 +17,28 @@ from prometheus_client.registry import Collector
 from rootlet.metrics import names
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_ALIASES = {
-    "running": "running", "num_running": "running", "waiting": "waiting", "num_waiting": "waiting", "retractions": "retractions",
-    "num_retractions": "retractions", "preemptions": "preemptions", "evicted_pages": "evicted_pages",
-}  # fmt: skip
-_PAGE_STATES = {
-    "free": "free",
-    "cached": "cached",
-    "evictable": "cached",
-    "locked": "locked",
-    "protected": "locked",
-    "private": "private",
-    "total": "total",
-}
-_PAGES = re.compile(r"(?:kv_)?(\w+?)_pages|(?:kv_)?pages\.(\w+)")
-_COUNTERS = (
-    (names.SCHEDULER_RETRACTIONS, "retractions"),
-    (names.SCHEDULER_PREEMPTIONS, "preemptions"),
-    (names.EVICTED_PAGES, "evicted_pages"),
-)
-_QUEUE = "queue."
 MAX_KEYS = 200
+
+Named = tuple[names.Metric, tuple[str, ...]]
+# The scheduler's snapshot, key by key (scheduler/control.py, `metrics`): which metric a number is, with its labels.
+_KNOWN: dict[str, Named] = {
+    "gauges.running": (names.RUNNING, ()),
+    "gauges.waiting": (names.WAITING, ()),
+    "gauges.kv_free_pages": (names.KV_PAGES, ("free",)),
+    "gauges.kv_evictable_pages": (names.KV_PAGES, ("cached",)),
+    "gauges.kv_protected_pages": (names.KV_PAGES, ("locked",)),
+    "gauges.kv_private_pages": (names.KV_PAGES, ("private",)),
+    "gauges.kv_leaked_pages": (names.KV_PAGES, ("leaked",)),
+    "gauges.kv_total_pages": (names.KV_PAGES, ("total",)),
+    "counters.retractions": (names.SCHEDULER_RETRACTIONS, ()),
+    "counters.preemptions": (names.SCHEDULER_PREEMPTIONS, ()),
+    "cache.lookup_tokens": (names.LOOKUP_TOKENS, ()),
+    "cache.evicted_pages": (names.EVICTED_PAGES, ()),
+    "kv_events.published_batches": (names.KV_EVENT_BATCHES, ()),
+    "kv_events.dropped_batches": (names.KV_EVENT_DROPS, ()),
+}
+# Groups whose further keys are the labels, one a level.
+_LABELLED = {"queue": names.QUEUE_BY_REASON, "cache.hit_tokens": names.HIT_TOKENS, "cache.evictions": names.EVICTIONS}
 
 
 def flatten(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
@@ -51,12 +51,13 @@ def flatten(state: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, flo
             yield name, float(value)
 
 
-def _meaning(key: str) -> str | None:
-    """The documented meaning of a snapshot's key: `kv_free_pages`, `pages.free`, `gauges.running` ..., wherever it stands."""
-    pages = _PAGES.fullmatch(key) or _PAGES.fullmatch(key.partition(".")[2])
-    if pages and (pages[1] or pages[2]) in _PAGE_STATES:
-        return _PAGE_STATES[pages[1] or pages[2]]
-    return _ALIASES.get(key.rpartition(".")[2])
+def _named(key: str) -> Named | None:
+    """What the number under `key` is called; None when it has no name of its own."""
+    for group, metric in _LABELLED.items():
+        labels = tuple(key.removeprefix(f"{group}.").split("."))
+        if key.startswith(f"{group}.") and len(labels) == len(metric.labels):
+            return metric, labels
+    return _KNOWN.get(key)
 
 
 class Snapshot(Collector):
@@ -68,37 +69,21 @@ class Snapshot(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The documented metrics first, then every other number by its key."""
-        known: dict[str, float] = {}
+        found: dict[Named, float] = {(names.ENGINE_UP, ()): float(self._is_up)}
         rest: list[tuple[str, float]] = []
-        reasons: list[tuple[str, float]] = []
         for key, value in flatten(self._state):
-            meaning = _meaning(key)
-            if key.startswith(_QUEUE):
-                reasons.append((key.removeprefix(_QUEUE), value))
-            elif meaning is None:
+            name = _named(key)
+            if name is None:
                 rest.append((key, value))
             else:
-                known.setdefault(meaning, value)
-        yield GaugeMetricFamily(names.ENGINE_UP.name, names.ENGINE_UP.help, value=float(self._is_up))
-        for metric, meaning in ((names.RUNNING, "running"), (names.WAITING, "waiting")):
-            if meaning in known:
-                yield GaugeMetricFamily(metric.name, metric.help, value=known[meaning])
-        for metric, meaning in _COUNTERS:
-            if meaning in known:
-                yield CounterMetricFamily(metric.name, metric.help, value=known[meaning])
-        queued = GaugeMetricFamily(names.QUEUE_BY_REASON.name, names.QUEUE_BY_REASON.help, labels=["reason"])
-        for reason, count in reasons:
-            queued.add_metric([reason], count)
-        yield queued
-        pages = GaugeMetricFamily(names.KV_PAGES.name, names.KV_PAGES.help, labels=["state"])
-        for page_state in ("free", "cached", "locked", "private", "total"):
-            if page_state in known:
-                pages.add_metric([page_state], known[page_state])
-        yield pages
-        others = GaugeMetricFamily(names.SCHEDULER_STATE.name, names.SCHEDULER_STATE.help, labels=["key"])
-        for key, value in rest[:MAX_KEYS]:
-            others.add_metric([key], value)
-        yield others
+                found[name] = value
+        found |= {(names.SCHEDULER_STATE, (key,)): value for key, value in rest[:MAX_KEYS]}
+        for metric in names.ENGINE_METRICS:
+            family = (CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily)(metric.name, metric.help, labels=metric.labels)
+            for (its, labels), value in found.items():
+                if its is metric:
+                    family.add_metric(labels, value)
+            yield family
 
 
 def render(registry: CollectorRegistry, state: Mapping[str, Any], *, is_up: bool) -> bytes:

@@ -32,8 +32,7 @@ class LlamaAttention:
         self.q_norm = self._head_norm(config, source, f"{prefix}.q_norm")
         self.k_norm = self._head_norm(config, source, f"{prefix}.k_norm")
         self.rope = rope
-        scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        self.attention = RadixAttention(layer_id, scale, config.sliding_window[layer_id] if config.sliding_window else None)
+        self.attention = RadixAttention(layer_id, config.head_dim**-0.5, config.sliding_window[layer_id] if config.sliding_window else None)
 
     @staticmethod
     def _head_norm(config: ModelConfig, source: WeightSource, name: str) -> RMSNorm | None:
@@ -55,7 +54,7 @@ class LlamaAttention:
 class LlamaLayer:
     __slots__ = ("attention", "input_norm", "mlp", "mlp_norm")
 
-    def __init__(self, config: ModelConfig, source: WeightSource, layer_id: int, *, rope: RotaryEmbedding | None) -> None:
+    def __init__(self, config: ModelConfig, source: WeightSource, layer_id: int, *, rope: RotaryEmbedding) -> None:
         prefix, hidden = f"model.layers.{layer_id}", config.hidden_size
         without_rope = bool(config.nope_layers) and config.nope_layers[layer_id]
         self.input_norm = RMSNorm.load(source, f"{prefix}.input_layernorm", size=hidden, eps=config.rms_eps)
@@ -70,5 +69,5 @@ class LlamaLayer:
 
 def build(config: ModelConfig, source: WeightSource, *, max_len: int) -> CausalLM:
     """Loads a model of this family for positions below `max_len`."""
-    rope = None if config.rope.kind == "none" else RotaryEmbedding(config.rope, config.head_dim, max_len)
+    rope = RotaryEmbedding(config.rope, config.head_dim, max_len)
     return CausalLM(config, source, lambda layer_id: LlamaLayer(config, source, layer_id, rope=rope))

@@ -1,51 +1,16 @@
-"""Block types of GGUF weights: their sizes, which ones have a kernel, and what becomes of the others.
+"""What weights become that no kernel takes as they are.
 
-A block is 32 (legacy types) or 256 (K and IQ types) consecutive values of one row. Types with `kernel` True stay as they are in memory; every
-other type is dequantised once at load and requantised to `fallback`, which the loader reports. The bytes of a block are explained in
-`kernels/reference_blocks.py`; files are read by `formats`.
+A block is 32 (legacy types) or 256 (K and IQ types) consecutive values of one row. Block types without a kernel are dequantised once at load (by the
+`gguf` library) and requantised to q8_0, which the loader reports. The bytes of a block are explained in `kernels/reference_blocks.py`; files are
+read by `formats`.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rootlet.kernels.reference_blocks import BLOCK, BLOCK_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class BlockType:
-    """`fallback`: kind that a type without a kernel is converted to at load ("" when it has one)."""
-
-    name: str
-    block_len: int
-    block_bytes: int
-    kernel: bool
-    fallback: str = ""
-
-    def row_bytes(self, k: int) -> int:
-        assert k % self.block_len == 0, f"{k} values are no whole number of {self.name} blocks"
-        return k // self.block_len * self.block_bytes
-
-
-def _k_types() -> list[BlockType]:
-    sizes = {"q2_k": 84, "q3_k": 110, "q4_k": 144, "q5_k": 176, "q6_k": 210}
-    sizes |= {"iq2_xxs": 66, "iq2_xs": 74, "iq2_s": 82, "iq3_xxs": 98, "iq3_s": 110, "iq1_s": 50, "iq1_m": 56, "iq4_xs": 136}
-    sizes |= {"tq1_0": 54, "tq2_0": 66}
-    return [BlockType(name, 256, size, kernel=False, fallback="q8_0") for name, size in sizes.items()]
-
-
-BLOCK_TYPES: dict[str, BlockType] = {
-    t.name: t
-    for t in (
-        *(BlockType(name, BLOCK, size, kernel=True) for name, size in BLOCK_BYTES.items()),
-        BlockType("iq4_nl", BLOCK, 18, kernel=False, fallback="q8_0"),
-        BlockType("mxfp4", BLOCK, 17, kernel=False, fallback="q8_0"),
-        *_k_types(),
-    )
-}
 
 DENSE_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 

@@ -16,16 +16,18 @@ class StepGraph(Generic[Output]):
     """Captures `forward` once, over static buffers of the largest step. Its output tensors live as long as the graph and are overwritten by each
     replay. Owns `graph`."""
 
-    __slots__ = ("_graph", "_output")
+    __slots__ = ("_graph", "_num_work", "_output")
 
-    def __init__(self, graph: Graph, forward: Callable[[], Output]) -> None:
+    def __init__(self, graph: Graph, forward: Callable[[], Output], meta: AttentionMeta) -> None:
+        """`meta`: the buffers that each step's attention is described in."""
         self._graph = graph
+        self._num_work = meta.num_work.numpy()  # indexing a tensor goes through its library's dispatch, each step
         with self._graph.capture():
             self._output = forward()
 
-    def replay(self, batch: ForwardBatch, meta: AttentionMeta) -> Output:
-        """Runs the tape for the step that `batch` and `meta` describe; the GIL is dropped meanwhile."""
-        self._graph.replay(num_tokens=batch.num_tokens, num_rows=batch.num_rows, num_logit_rows=batch.num_logit_rows, num_work=int(meta.num_work[0]))
+    def replay(self, batch: ForwardBatch) -> Output:
+        """Runs the tape for the step that `batch` and the attention's buffers describe; the GIL is dropped meanwhile."""
+        self._graph.replay(num_tokens=batch.num_tokens, num_rows=batch.num_rows, num_logit_rows=batch.num_logit_rows, num_work=int(self._num_work[0]))
         return self._output
 
     def profile(self, *, on: bool) -> dict[str, dict[str, Any]]:

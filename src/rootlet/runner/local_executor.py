@@ -7,7 +7,6 @@ A step that fails fails its own rows: each gets a `RowResult.error`. A bug (any 
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,11 +15,12 @@ from typing import Any
 
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.errors import Unavailable, Unsupported
+from rootlet.core.log import logger
 from rootlet.core.step import Capacity, ControlOp, RowResult, StepPlan, StepResult
 from rootlet.ipc.messages import LoadProgress
 from rootlet.runner.worker import Worker, build_worker
 
-_log = logging.getLogger(__name__)
+_log = logger("runner")
 
 MAX_DEPTH = 2
 STEP_FAILURES = (RuntimeError, MemoryError, OverflowError)
@@ -90,6 +90,6 @@ class LocalExecutor:
             return self.worker.runner.run(plan)
         except STEP_FAILURES as error:
             self._failed_steps += 1
-            _log.exception("step_failed step=%d rids=%s", plan.step, ",".join(plan.rids))
+            _log.exception("step_failed", step=plan.step, rids=",".join(plan.rids))
             failed = RowResult(error=f"the step that computed this request failed: {error}")
             return StepResult(plan.step, (failed,) * plan.num_rows)

@@ -49,7 +49,7 @@ class ModelRunner:
 
     def capture(self, graph: Graph) -> None:
         """Records a step at the largest size in the empty `graph`; from now on steps are replayed."""
-        self.graph = StepGraph(graph, self._forward_all)
+        self.graph = StepGraph(graph, self._forward_all, self.attention.meta)
 
     def close(self) -> None:
         """Gives the recording back. Idempotent; nothing can be run afterwards."""
@@ -70,7 +70,7 @@ class ModelRunner:
         self.attention.plan(plan)
         rows: list[RowResult] = []
         if plan.num_tokens:
-            self.last = self.graph.replay(self.batch, self.attention.meta) if self.graph is not None else self._forward_step()
+            self.last = self.graph.replay(self.batch) if self.graph is not None else self._forward_step()
             rows = self.sampler.collect(plan)
             self.prompt_logprobs.add(plan, self.last.hidden, rows)
         return StepResult(plan.step, tuple(rows), time.perf_counter() - start)

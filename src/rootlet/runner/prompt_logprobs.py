@@ -7,8 +7,9 @@ Positions (core/step.py, `RowResult`): a chunk [a, b) predicts the tokens at a+1
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class PromptLogprobs:
         for b, (pool_row, start, count) in enumerate(zip(plan.pool_rows.tolist(), plan.prefix_lens.tolist(), plan.extend_lens.tolist(), strict=True)):
             wanted = self._wanted.get(pool_row)
             if wanted is not None and rows[b].error is None:
-                rows[b] = replace(rows[b], prompt_logprobs=tuple(self._chunk(wanted, hidden, first_token, start=start, count=count)))
+                rows[b] = msgspec.structs.replace(rows[b], prompt_logprobs=tuple(self._chunk(wanted, hidden, first_token, start=start, count=count)))
                 if start + count >= len(wanted.prompt_ids):
                     del self._wanted[pool_row]
             first_token += count

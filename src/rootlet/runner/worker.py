@@ -5,7 +5,6 @@ Runs once, at start. What it returns is driven by an executor (`local_executor.p
 
 from __future__ import annotations
 
-import logging
 import resource
 import sys
 import time
@@ -20,9 +19,10 @@ import torch
 from rootlet.attention.base import find_backend
 from rootlet.config.model import ModelConfig
 from rootlet.config.model_load import load_model_config
+from rootlet.config.resolve import num_usable_cores
 from rootlet.config.schema import RuntimeConfig
+from rootlet.core.log import logger
 from rootlet.core.step import Capacity
-from rootlet.device.cpu import num_cores
 from rootlet.formats.weights import open_weights
 from rootlet.ipc.messages import LoadProgress
 from rootlet.kernels import dispatch, ops
@@ -37,7 +37,7 @@ from rootlet.runner.model_runner import ModelRunner
 from rootlet.runner.warmup import warm_up
 from rootlet.sampling.sampler import Sampler
 
-_log = logging.getLogger(__name__)
+_log = logger("runner")
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 
@@ -86,7 +86,7 @@ class _Reporter:
 def _default_threads(choice: KernelChoice) -> int:
     """One a core; half of them for the reference, whose team spins at each of a step's hundreds of small operations: with a busy neighbour on two
     cores, a step on two threads took twenty times as long as on one."""
-    return num_cores() if choice.native else max(1, num_cores() // 2)
+    return num_usable_cores() if choice.native else max(1, num_usable_cores() // 2)
 
 
 def _load_model(
@@ -98,7 +98,7 @@ def _load_model(
     source.finish()
     file.close()
     for note in source.notes:
-        _log.info("weights_converted what=%s", note)
+        _log.info("weights_converted", what=note)
     return model, source
 
 
@@ -129,7 +129,7 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
     report("open", 0.0, path.name)
     model_config = load_model_config(path)
     choice = dispatch.choose(config.compute.kernels, page_size=config.cache.page_size)
-    _log.info("kernels table=%s reason=%s", choice.table.name, choice.reason)
+    _log.info("kernels", table=choice.table.name, reason=choice.reason)
     threads = config.compute.threads or _default_threads(choice)
     choice.set_threads(threads)
     ops.bind(choice.table)
@@ -144,7 +144,7 @@ def build_worker(config: RuntimeConfig, path: Path, *, progress: Progress | None
     report("warmup", 0.0)
     decode_s = warm_up(runner)
     report("ready", 1.0)
-    _log.info("loaded %s", " ".join(f"{name}={took['seconds']:.2f}s,{took['peak_mib']:.0f}MiB" for name, took in report.phases.items()))
+    _log.info("loaded", **{name: f"{took['seconds']:.2f}s,{took['peak_mib']:.0f}MiB" for name, took in report.phases.items()})
     info = {
         "model": model_config.name,
         "arch": model_config.arch,

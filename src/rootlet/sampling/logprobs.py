@@ -1,7 +1,7 @@
 """Log-probabilities as clients see them: natural log of the raw distribution (before edits and temperature).
 
 A value is float64, summed in a fixed order from float32 logits, so a cold and a warm run agree to the bit. An alternative of probability zero is
-left out; a chosen or prompt token of probability zero gets `FLOOR`, so that every reply is strict JSON.
+left out; a chosen or prompt token of probability zero gets `LOGPROB_FLOOR`, so that every reply is strict JSON.
 `top_ids` holds the `top_n` best (lowest id on ties), then the ids asked for by `LogprobSpec.token_ids`, in their order.
 """
 
@@ -12,15 +12,13 @@ from types import ModuleType
 
 from torch import Tensor
 
-from rootlet.core.types import TokenLogprob
-
-FLOOR = -9999.0
+from rootlet.core.types import LOGPROB_FLOOR, TokenLogprob
 
 
 def token_logprob(token: int, logprob: float, ids: list[int], values: list[float]) -> TokenLogprob:
     """One position's answer from raw numbers."""
     pairs = [(i, v) for i, v in zip(ids, values, strict=True) if v > -math.inf]
-    return TokenLogprob(token, max(logprob, FLOOR), tuple(i for i, _ in pairs), tuple(v for _, v in pairs))
+    return TokenLogprob(token, max(logprob, LOGPROB_FLOOR), tuple(i for i, _ in pairs), tuple(v for _, v in pairs))
 
 
 def raw_logprobs(logits: Tensor, targets: Tensor, top_n: int, *, native: bool | None = None) -> list[TokenLogprob]:

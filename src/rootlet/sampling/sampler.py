@@ -59,7 +59,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self._state = make_state(max_rows=max_rows, vocab_size=vocab_size, max_logit_rows=max_logit_rows, native=native)
         self._relay = self._state.relay
-        self._wants_logprobs = np.zeros(max_rows + 1, np.bool_)
+        self._wants_logprobs: set[int] = set()
 
     @property
     def relay(self) -> Tensor:
@@ -69,7 +69,9 @@ class Sampler:
     def init_row(self, init: RowInit) -> None:
         """(Re)build a pool row's state: parameters, number of outputs so far, penalty counts over `prompt_ids` and `output_ids`."""
         self._state.init_row(compile_row(init, self.vocab_size))
-        self._wants_logprobs[init.pool_row] = init.logprobs is not None
+        self._wants_logprobs.discard(init.pool_row)
+        if init.logprobs is not None:
+            self._wants_logprobs.add(init.pool_row)
         if len(init.output_ids):
             self._relay[init.pool_row] = init.output_ids[-1]
 
@@ -82,25 +84,27 @@ class Sampler:
         capture and may change `logits`."""
         self._state.sample(logits)
 
-    def gather_input_ids(self, plan: StepPlan, out_ids: Tensor) -> None:
-        """Write the plan's input ids to out_ids int32 [>= T], RELAY resolved from the relay. After the previous plan's `sample`."""
+    def gather_input_ids(self, plan: StepPlan, out_ids: I32) -> None:
+        """Write the plan's input ids to out_ids [>= T], RELAY resolved from the relay. After the previous plan's `sample`."""
         ids = plan.input_ids
-        late = np.flatnonzero(ids == RELAY)
-        if len(late):
+        if np.minimum.reduce(ids, initial=0) == RELAY:  # ids are >= 0 but for this one
+            late = np.flatnonzero(ids == RELAY)
             ids = ids.copy()
             ids[late] = self._relay[np.repeat(plan.pool_rows, plan.extend_lens)[late]]
-        out_ids.numpy()[: len(ids)] = ids
+        out_ids[: len(ids)] = ids
 
     def collect(self, plan: StepPlan) -> list[RowResult]:
         """One `RowResult` a plan row, empty for a row that did not draw; call right after the plan's `sample`."""
-        empty = RowResult()
-        results = [empty] * plan.num_rows
-        tokens, status = self._state.tokens.tolist(), self._state.status.tolist()
-        for r, b in enumerate(np.flatnonzero(plan.sample).tolist()):
+        drawn = np.flatnonzero(plan.sample)
+        tokens, status = self._state.tokens[: len(drawn)].tolist(), self._state.status[: len(drawn)].tolist()
+        if len(drawn) == plan.num_rows and not self._wants_logprobs and status.count(OK) == len(drawn):
+            return [RowResult((token,)) for token in tokens]
+        results = [RowResult()] * plan.num_rows
+        for r, b in enumerate(drawn.tolist()):
             pool_row = int(plan.pool_rows[b])
             if status[r] != OK:
                 results[b] = RowResult(error=self._error(pool_row, status[r]))
-            elif self._wants_logprobs[pool_row]:
+            elif pool_row in self._wants_logprobs:
                 results[b] = self._with_logprobs(r, tokens[r])
             else:
                 results[b] = RowResult(tokens=(tokens[r],))

@@ -17,6 +17,9 @@ from rootlet.scheduler.req import Req
 CLIP_NEW_LEN = 4096
 """Most output tokens that admission reserves for one request: an estimate, never a limit."""
 
+ENDLESS = 1 << 40
+"""More than any pool holds."""
+
 RATIO_START, RATIO_FLOOR, RATIO_DECAY_STEPS, RETRACT_HEADROOM = 0.7, 0.14, 600, 20
 
 
@@ -30,8 +33,21 @@ def pages_to_finish(known_len: int, new_len: int, page_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """So much of each kind of memory: KV pages, window pages, state slots. What a model does not have there is no end of."""
+
+    pages: int
+    window_pages: int = ENDLESS
+    states: int = ENDLESS
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
-    """Capacity and knobs, resolved once. `chunk_len`: most tokens of one chunk; `may_exceed`: chunking off, a lone prompt may exceed max_prefill."""
+    """Capacity and knobs, resolved once. `chunk_len`: most tokens of one chunk; `may_exceed`: chunking off, a lone prompt may exceed max_prefill.
+
+    `window_peak`: window pages that a request needs at once however long it is, that is one window and the page that is being written (0 = the
+    model has no windows). `state_grid`: states can be kept at multiples of so many tokens (0 = no states).
+    """
 
     num_pages: int
     page_size: int
@@ -42,6 +58,9 @@ class Limits:
     input_len: int
     may_exceed: bool
     mixed: bool
+    window_peak: int = 0
+    num_states: int = 0
+    state_grid: int = 0
 
     @property
     def pool_len(self) -> int:
@@ -77,6 +96,9 @@ def limits_of(capacity: Capacity, args: SchedulerArgs) -> Limits:
         input_len=max(min(args.max_prefill, capacity.max_step_tokens), p),
         may_exceed=args.chunked_prefill == 0,
         mixed=args.mixed_chunk,
+        window_peak=ceil_pages(capacity.window_len, p) + 1 if capacity.window_len else 0,
+        num_states=capacity.num_states,
+        state_grid=capacity.state_grid if capacity.num_states else 0,
     )
 
 
@@ -112,15 +134,33 @@ def reserved_pages(req: Req, ratio: float, page_size: int) -> int:
     return pages_to_finish(req.num_tokens + req.pending, expected, page_size) - ceil_pages(req.kv.kv_allocated_len, page_size)
 
 
+def own_window_pages(req: Req, page_size: int) -> int:
+    """Window pages that the request holds itself, beside those it borrows from the tree."""
+    kv = req.kv
+    return ceil_pages(kv.window_allocated_len, page_size) - max(kv.cache_protected_len, kv.window_released_len) // page_size
+
+
+def reserved_window_pages(req: Req, ratio: float, limits: Limits) -> int:
+    """As `reserved_pages`, for window pages: never more than one request needs at once, since windows slide."""
+    if not limits.window_peak:
+        return 0
+    expected = int(min(max(req.left_new, 0), CLIP_NEW_LEN) * ratio)
+    whole = pages_to_finish(req.num_tokens + req.pending, expected, limits.page_size)
+    return max(min(whole, limits.window_peak) - max(own_window_pages(req, limits.page_size), 0), 0)
+
+
 @dataclass(slots=True)
 class PrefillBudget:
-    """What one prefill pass may still spend. Pages are compared with the live count of free and evictable ones."""
+    """What one prefill pass may still spend. Pages are compared with the live count of free and evictable ones. Of the reserved window pages,
+    `mixed_window_pages` are taken in this very step."""
 
     num_rows: int
     reserved_pages: int
     input_len: int
     chunk_len: int
     step_len: int
+    reserved_window_pages: int = 0
+    mixed_window_pages: int = 0
 
     def spend(self, num_tokens: int, *, reserve_pages: int = 0, new_row: bool = False) -> None:
         self.num_rows -= int(new_row)
@@ -130,8 +170,8 @@ class PrefillBudget:
         self.step_len -= num_tokens
 
 
-def prefill_budget(limits: Limits, holders: Iterable[Req], *, ratio: float, num_mixed: int, mixed_pages: int) -> PrefillBudget:
-    """The budget at the start of a pass. `num_mixed` decode rows ride along and take `mixed_pages` new pages.
+def prefill_budget(limits: Limits, holders: Iterable[Req], *, ratio: float, num_mixed: int, mixed: Room) -> PrefillBudget:
+    """The budget at the start of a pass. `num_mixed` decode rows ride along and take `mixed` new pages.
 
     Mixed rows never shrink a chunk below one page: else a long prompt would wait for all decoding to end.
     """
@@ -139,8 +179,10 @@ def prefill_budget(limits: Limits, holders: Iterable[Req], *, ratio: float, num_
     reserved = sum(reserved_pages(r, ratio, limits.page_size) for r in held)
     return PrefillBudget(
         num_rows=limits.max_rows - len(held),
-        reserved_pages=reserved + mixed_pages,
+        reserved_pages=reserved + mixed.pages,
         input_len=max(limits.input_len - num_mixed, limits.page_size),
         chunk_len=max(limits.chunk_len - num_mixed, limits.page_size),
         step_len=limits.max_step_tokens - num_mixed,
+        reserved_window_pages=sum(reserved_window_pages(r, ratio, limits) for r in held) + mixed.window_pages if limits.window_peak else 0,
+        mixed_window_pages=mixed.window_pages if limits.window_peak else 0,
     )

@@ -61,14 +61,15 @@ def _commit_chunk(state: SchedulerState, row: LaunchedRow) -> None:
 
 def _append_tokens(state: SchedulerState, req: Req, result: RowResult) -> Finish | None:
     assert result.tokens, f"step gave no token for {req.rid}"
-    if req.times.first_token_s is None:
-        req.times.first_token_s = state.clock.now()
+    times, wants_logprobs = req.times, req.spec.logprobs is not None
+    if times.first_token_s is None:
+        times.first_token_s = state.clock.now()
         note(state, req, "first token")
     for i, token in enumerate(result.tokens):
         req.append(token)
         state.counters.generated_tokens += 1
         req.tenant.served += DRAWN_WEIGHT
-        if req.spec.logprobs is not None:
+        if wants_logprobs:
             req.out.logprobs.append(result.logprobs[i])
         finish = check_finish(req, token)
         if finish is not None:
@@ -78,10 +79,11 @@ def _append_tokens(state: SchedulerState, req: Req, result: RowResult) -> Finish
 
 def check_finish(req: Req, token: int) -> Finish | None:
     """Stop before length, token by token. A stop id counts only beyond min_new_tokens (the executor masks it before)."""
-    assert len(req.outputs) <= req.spec.max_new, f"I9 {req.rid} has {len(req.outputs)} outputs, max_new is {req.spec.max_new}"
-    if token in req.spec.end_ids and len(req.outputs) > req.spec.params.min_new_tokens:
+    spec, num_outputs = req.spec, len(req.outputs)
+    assert num_outputs <= spec.max_new, f"I9 {req.rid} has {num_outputs} outputs, max_new is {spec.max_new}"
+    if token in spec.end_ids and num_outputs > spec.params.min_new_tokens:
         return Finish(FinishKind.STOP, matched=token)
-    if len(req.outputs) >= req.spec.max_new:
+    if num_outputs >= spec.max_new:
         return Finish(FinishKind.LENGTH)
     return None
 

@@ -160,8 +160,7 @@ class Control:
         self._try_flush(now_s)
         if now_s - self._health_s >= HEALTH_PERIOD_S:
             self._health_s = now_s
-            queues = self._state.queues
-            self._send(HealthTick(steps=self._state.step, num_running=queues.num_running, num_waiting=queues.num_queued, busy=len(queues) > 0))
+            self._send(HealthTick(steps=self._state.step))
 
     def _poll_gates(self) -> None:
         for req in list(self._state.queues.gated):
@@ -236,6 +235,7 @@ class Control:
             "queue": self.queue_by_reason(),
             "histograms": s.counters.histograms(),
             "cache": dict(s.kv.cache.stats()),
+            "kv_events": s.kv.event_stats(),
         }
 
     def queue_by_reason(self) -> dict[str, int]:
@@ -273,6 +273,8 @@ def req_line(req: Req) -> dict[str, Any]:
         "protected": kv.cache_protected_len,
         "committed": kv.kv_committed_len,
         "allocated": kv.kv_allocated_len,
+        "window": [kv.window_released_len, kv.window_allocated_len],
+        "states": [slot for slot in (kv.state_slot, *(slot for _, slot in kv.snapshots)) if slot is not None],
         "retractions": req.times.num_retractions,
         "wait_reasons": dict(req.times.wait_reasons),
         "last_why": req.times.last_why,
@@ -283,4 +285,9 @@ def plan_line(plan: StepPlan) -> str:
     """One plan as one line; equal plans give equal lines (I11)."""
     ends, marks = plan.seq_lens, ["s" if drawn else "" for drawn in plan.sample]
     rows = [f"{rid}.{plan.epochs[b]}@{plan.pool_rows[b]}[{plan.prefix_lens[b]},{ends[b]}){marks[b]}" for b, rid in enumerate(plan.rids)]
-    return f"{plan.step} {plan.mode.name} {' '.join(rows)} -> {plan.out_cache_loc.tolist()}"
+    line = f"{plan.step} {plan.mode.name} {' '.join(rows)} -> {plan.out_cache_loc.tolist()}"
+    if plan.out_window_loc is not None:
+        line += f" window {plan.out_window_loc.tolist()}"
+    if plan.state_slots is not None:
+        line += f" states {plan.state_slots.tolist()}" + "".join(f" {op.dst}<-{op.src}" for op in plan.state_ops)
+    return line

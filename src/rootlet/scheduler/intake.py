@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from rootlet.core.errors import ContextOverflow, InvalidValue, PoolOverflow, QueueFull, RootletError
+from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import Finish, FinishKind, Namespace
 from rootlet.ipc.messages import TokenizedGenerateReqInput
 from rootlet.scheduler.req import Req, ReqSpec, ReqTimes
@@ -25,6 +26,7 @@ def make_req(state: SchedulerState, msg: TokenizedGenerateReqInput) -> Req:
     max_new = state.limits.clamp_max_new(prompt_len, msg.sampling.max_new_tokens)
     params = msgspec.structs.replace(msg.sampling, max_new_tokens=max_new, min_new_tokens=min(msg.sampling.min_new_tokens, max_new))
     stop_ids = tuple(dict.fromkeys(state.eos_token_ids + params.stop_token_ids))
+    _check_drawable(params, stop_ids, state.vocab_size)
     spec = ReqSpec(
         rid=msg.rid,
         seq=state.next_seq,
@@ -46,6 +48,17 @@ def make_req(state: SchedulerState, msg: TokenizedGenerateReqInput) -> Req:
     facts = {"rid": msg.rid, "prompt_len": prompt_len, "max_new": max_new, "priority": spec.priority, "user": req.tenant.name}
     req.timeline.facts = facts
     return req
+
+
+def _check_drawable(params: SamplingParams, stop_ids: tuple[int, ...], vocab_size: int) -> None:
+    """Until min_tokens are there, what would end the request is masked: something must be left. Raises `InvalidValue`."""
+    if params.min_new_tokens == 0:
+        return
+    allowed = params.allowed_token_ids
+    is_empty = len(stop_ids) >= vocab_size if allowed is None else set(allowed) <= set(stop_ids)
+    if is_empty:
+        what = "the vocabulary" if allowed is None else "allowed_token_ids"
+        raise InvalidValue("min_tokens", f"min_tokens is {params.min_new_tokens}, but every token of {what} ends the request")
 
 
 def check_queue(num_queued: int, max_queue: int) -> None:

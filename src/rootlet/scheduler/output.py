@@ -59,16 +59,24 @@ class Outbox:
             self._request_log({"rid": rid, "finish": finish.kind.value, "status": finish.status, "code": finish.code, "prompt_len": prompt_len})
 
     def _output(self, req: Req, finish: Finish | None) -> TokenIDOutput:
-        out, start = req.out, req.out.num_sent
-        out.num_sent = max(start, len(req.outputs))
+        out, outputs, start = req.out, req.outputs, req.out.num_sent
+        out.num_sent = max(start, len(outputs))
+        if finish is None and out.spec_sent and req.spec.logprobs is None:  # most outputs, and nothing but tokens
+            return TokenIDOutput(
+                rid=req.spec.rid,
+                token_ids=tuple(outputs[start:]),
+                prompt_len=req.prompt_len,
+                completion_len=len(outputs),
+                cached_len=req.times.cached_len,
+            )
         first, out.spec_sent = not out.spec_sent, True
         return TokenIDOutput(
             rid=req.rid,
-            token_ids=tuple(req.outputs[start:]),
+            token_ids=tuple(outputs[start:]),
             spec=req.spec.detok if first else None,
             finish=finish,
             prompt_len=req.prompt_len,
-            completion_len=len(req.outputs),
+            completion_len=len(outputs),
             cached_len=req.times.cached_len,
             logprobs=tuple(out.logprobs[start:]),
             prompt_logprobs=self._prompt_logprobs(req),

@@ -36,6 +36,7 @@ class Head(msgspec.Struct, frozen=True, tag="head"):
     cache: CacheArgs
     eos_token_ids: tuple[int, ...]
     logs: bool = False
+    retract_every: int = 0
 
 
 class Turn(msgspec.Struct, frozen=True, tag="turn"):
@@ -165,5 +166,7 @@ def run(scheduler: Scheduler, receive: loop.Receive, depth: int) -> None:
         recorder.close()
 
 
-def head_of(executor: Executor, scheduler: SchedulerArgs, cache: CacheArgs, *, eos_token_ids: tuple[int, ...], logs: bool) -> Head:
-    return Head(version("rootlet"), int(scheduler.depth), executor.capacity, scheduler, cache, tuple(eos_token_ids), logs)
+def head_of(
+    executor: Executor, scheduler: SchedulerArgs, cache: CacheArgs, *, eos_token_ids: tuple[int, ...], logs: bool, retract_every: int = 0
+) -> Head:
+    return Head(version("rootlet"), int(scheduler.depth), executor.capacity, scheduler, cache, tuple(eos_token_ids), logs, retract_every)

@@ -129,6 +129,7 @@ def replay(path: Path) -> Outcome:
         eos_token_ids=head.eos_token_ids,
         clock=script,
         sinks=Sinks(lambda batch: None, lambda message: None, (lambda entry: None) if head.logs else None),
+        retract_every=head.retract_every,
     )
     try:
         loop.run(scheduler, script.receive, head.depth)

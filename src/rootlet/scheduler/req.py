@@ -3,6 +3,9 @@
     planned   KV positions that a launched plan has computed or will compute
     outputs   tokens that are known (their results were processed)
     pending   draws that are launched and not yet known
+    branch_at where others part from a cached prefix whose window or state is missing: a chunk ends there, so that the next one hits; 0 = nowhere
+    cold      it could not run beside what it shares: it takes nothing from the cache, and gives to it only at its end
+    probed    where the last probe of the cache ended (`KvOwner.probe`), from where the next one goes on
     PREFILL:  planned < fill_len = prompt + outputs at admission
     DECODE :  planned = prompt + outputs + pending - 1          (I4)
 
@@ -15,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rootlet.cache.node import UnifiedTreeNode
 from rootlet.cache.types import RadixKey, ReqKvInfo
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.step import IntArray
@@ -99,6 +103,10 @@ class Req:
     pending_chunks: int = 0
     outputs_at_admission: int = 0
     prefill_done: bool = False
+    branch_at: int = 0
+    cold: bool = False
+    packed: bytes = b""
+    probed: UnifiedTreeNode | None = None
     kv: ReqKvInfo = field(default_factory=ReqKvInfo)
     tenant: Tenant = field(default_factory=Tenant)
     timeline: Timeline = field(default_factory=Timeline)
@@ -132,8 +140,11 @@ class Req:
         return np.frombuffer(bytes(self.tokens[4 * start : 4 * stop]), dtype="<i4")
 
     def key(self, length: int, *, limit: int | None = None) -> RadixKey:
-        """The first `length` tokens as a cache key; only the first `limit` may match."""
-        return RadixKey(self.spec.namespace, bytes(self.tokens[: 4 * length]), limit)
+        """The first `length` tokens as a cache key; only the first `limit` may match. The bytes of the last call are kept: a queue is probed again
+        and again, and tokens never change."""
+        if len(self.packed) != 4 * length:
+            self.packed = bytes(memoryview(self.tokens)[: 4 * length])
+        return RadixKey(self.spec.namespace, self.packed, limit)
 
     def match_limit(self) -> int:
         """How many leading tokens may come from the cache: the last one is always computed, and so are positions whose logprobs are wanted.

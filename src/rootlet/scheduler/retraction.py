@@ -31,13 +31,11 @@ def forced_victim(rows: Sequence[Req]) -> Req | None:
     return keep_order(able)[-1] if able else None
 
 
-def retract_decode(
-    rows: Sequence[Req], *, pages_for_next: Callable[[Req], int], ensure_pages: Callable[[int], bool], retract: Callable[[Req], None]
-) -> Retraction:
-    """Retract until the next step of the survivors has its pages; never the last one."""
+def retract_decode(rows: Sequence[Req], *, fits: Callable[[Sequence[Req]], bool], retract: Callable[[Req], None]) -> Retraction:
+    """Retract until the next step of the survivors `fits`; never the last one."""
     keep = keep_order(rows)
     victims: list[Req] = []
-    while not ensure_pages(sum(pages_for_next(r) for r in keep)):
+    while not fits(keep):
         if len(keep) == 1:
             return Retraction(tuple(victims), stuck=keep[0])
         victim = keep.pop()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rootlet.cache.events import EventSink
 from rootlet.config.schema import CacheArgs, SchedulerArgs
 from rootlet.core.clock import Clock
 from rootlet.core.errors import RootletError, Unavailable
@@ -47,14 +48,18 @@ from rootlet.scheduler.req import Req
 from rootlet.scheduler.retraction import forced_victim, retract_decode
 from rootlet.scheduler.state import SchedulerState, end_req, note_queued, retract_req
 
+SHORT = "memory ran short for the next token of all that decode"
+
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Where what the scheduler says goes. None of them may block or call back. `request_log` takes one plain dict a finished request."""
+    """Where what the scheduler says goes. None of them may block or call back. `request_log` takes one plain dict a finished request.
+    `kv_events` hears what comes and goes in the prefix cache."""
 
     to_detokenizer: Callable[[BatchTokenIDOutput], None]
     to_tokenizer: Callable[[ToTokenizer], None]
     request_log: Callable[[dict[str, Any]], None] | None = None
+    kv_events: EventSink | None = None
 
 
 class Scheduler:
@@ -70,14 +75,18 @@ class Scheduler:
         clock: Clock,
         sinks: Sinks,
         check: bool = False,
+        retract_every: int = 0,
     ) -> None:
-        """`check`: recompute every invariant after every tick. Raises `BadConfig` for knobs under which no prompt could ever run."""
+        """`check`: recompute every invariant after every tick; `retract_every`: for tests, retract somebody every so many decode steps.
+
+        Raises `BadConfig` for knobs under which no prompt could ever run."""
         self.executor = executor
         self._args = scheduler_args
         self._check = check
+        self._retract_every = retract_every
         self._decodes_since_forced = 0
         capacity, counters, queues = executor.capacity, Counters(), Queues()
-        kv = KvOwner(capacity, cache_args)
+        kv = KvOwner(capacity, cache_args, events=sinks.kv_events)
         gates = (ParallelGate(queues),) if cache_args.prefix_cache else ()
         self.state = SchedulerState(
             limits=limits_of(capacity, scheduler_args),
@@ -188,6 +197,7 @@ class Scheduler:
 
     def _end_turn(self) -> None:
         self.state.outbox.flush()
+        self.state.kv.publish_events()
         if self._check:
             invariants.check_all(self.state)
 
@@ -229,8 +239,7 @@ class Scheduler:
         rows = self.state.queues.decodable()
         if not rows:
             return None
-        needed = sum(state.kv.pages_for_next(r) for r in rows)
-        if not state.kv.cache.ensure_pages(needed):
+        if state.kv.ensure_next(rows) is None:
             if any(req.ends_in_flight for req in state.queues.decode) or (len(rows) == 1 and state.in_flight):
                 return None  # a result in flight certainly frees pages, or is the last word of the only one left
             rows = self._retract(rows)
@@ -246,14 +255,18 @@ class Scheduler:
     def _retract(self, rows: list[Req]) -> list[Req]:
         """The rows that go on now, their pages ensured."""
         state = self.state
-        outcome = retract_decode(
-            rows, pages_for_next=state.kv.pages_for_next, ensure_pages=state.kv.cache.ensure_pages, retract=lambda r: retract_req(state, r)
-        )
+        outcome = retract_decode(rows, fits=lambda keep: state.kv.ensure_next(keep) is not None, retract=lambda r: retract_req(state, r, why=SHORT))
+        if outcome.stuck is not None and state.queues.prefill:
+            retract_req(state, state.queues.prefill[-1], why=SHORT)  # who has drawn nothing yet gives way, and computes its prompt again
+            return self._retract([outcome.stuck])
         if outcome.stuck is not None:
             # It has the pool to itself and still does not fit. Intake's clamp rules this out; the server lives on if it is ever wrong.
             if not state.in_flight and state.pins.yield_oldest():
                 return self._retract([outcome.stuck])
-            if not state.in_flight:
+            if not state.in_flight and state.limits.window_peak and not outcome.stuck.cold:
+                outcome.stuck.cold = True  # what it shares of windows leaves it no room: alone it always fits
+                retract_req(state, outcome.stuck, why="what it shares of windows leaves it no room: it goes on without sharing")
+            elif not state.in_flight:
                 end_req(state, outcome.stuck, Finish(FinishKind.LENGTH), publish_len=outcome.stuck.num_tokens - 1)
             return []
         survivors = self.state.queues.decodable()
@@ -261,12 +274,11 @@ class Scheduler:
         return survivors
 
     def _force_retraction(self) -> None:
-        """Test hook `retract_every`."""
-        every = self._args.retract_every
+        every = self._retract_every
         victim = forced_victim(self.state.queues.decode) if 0 < every <= self._decodes_since_forced else None
         if victim is not None:
             self._decodes_since_forced = 0
-            retract_req(self.state, victim)
+            retract_req(self.state, victim, why="forced, by a test")
 
     # ---- result ------------------------------------------------------------------------------------------------------------------------
 
@@ -275,8 +287,3 @@ class Scheduler:
         commit(self.state, result)
         self._end_turn()
         invariants.check_cheap(self.state)
-
-    def fail_all(self, message: str) -> None:
-        """The executor is lost as a whole: every request gets its terminal message. For the process main, which then ends."""
-        self.control.end_all(Finish(FinishKind.ERROR, status=503, code="engine_dead", message=message))
-        self.state.outbox.flush()

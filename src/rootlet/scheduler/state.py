@@ -10,11 +10,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from rootlet.core.clock import Clock
 from rootlet.core.step import StepPlan
 from rootlet.core.types import Finish, Phase
 from rootlet.scheduler.budget import Limits, NewTokenRatio
 from rootlet.scheduler.counters import Counters
+from rootlet.scheduler.decode_run import DecodeRun
 from rootlet.scheduler.gates.base import GateKeeper
 from rootlet.scheduler.kv_owner import KvOwner
 from rootlet.scheduler.output import Outbox
@@ -27,8 +30,7 @@ from rootlet.scheduler.timeline import Finished, WaitLog
 PLAN_LOG_LEN = 64
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedRow:
+class LaunchedRow(msgspec.Struct, frozen=True):
     """One row of a launched plan: [start, stop) of `req` as of `epoch`."""
 
     req: Req
@@ -64,6 +66,7 @@ class SchedulerState:
     waits: WaitLog = field(default_factory=WaitLog)
     finished: Finished = field(default_factory=Finished)
     in_flight: deque[LaunchedStep] = field(default_factory=deque)
+    decode_run: DecodeRun | None = None
     plan_log: deque[StepPlan] = field(default_factory=lambda: deque(maxlen=PLAN_LOG_LEN))
     tick: int = 0
     step: int = 0
@@ -90,7 +93,8 @@ def waits_of(state: SchedulerState, req: Req) -> list[dict[str, Any]]:
 
 def note_admission(state: SchedulerState, req: Req, cached_len: int) -> None:
     """Hits count once, at the first admission: finding one's own prefix after a retraction is not a hit."""
-    note(state, req, "admitted", matched=cached_len, of=req.fill_len, waited=waits_of(state, req))
+    plan = {"branch_at": req.branch_at} if req.branch_at else {"cold": True} if req.cold else {}
+    note(state, req, "admitted", matched=cached_len, of=req.fill_len, waited=waits_of(state, req), **plan)
     req.timeline.queued_tick = None
     if req.times.admitted_s is None:
         req.times.admitted_s = state.clock.now()
@@ -115,9 +119,9 @@ def end_req(state: SchedulerState, req: Req, finish: Finish, *, publish_len: int
     state.outbox.terminal(req, finish)
 
 
-def retract_req(state: SchedulerState, req: Req, reason: str = "retracted") -> None:
-    """Take KV and row away (`reason`: retracted, preempted, paused); the request waits again with its outputs kept, and computes prompt + outputs
-    anew (whatever the cache lost)."""
+def retract_req(state: SchedulerState, req: Req, reason: str = "retracted", *, why: str = "") -> None:
+    """Take KV and row away (`reason`: retracted, preempted, paused; `why` in words, for its timeline); the request waits again with its outputs kept,
+    and computes prompt + outputs anew (whatever the cache lost)."""
     assert req.phase in (Phase.PREFILL, Phase.DECODE), f"I3 {req.rid} holds nothing to retract"
     state.kv.release(req, publish_len=None)
     req.epoch += 1
@@ -129,4 +133,4 @@ def retract_req(state: SchedulerState, req: Req, reason: str = "retracted") -> N
     state.counters.retractions += not preempted
     state.counters.preemptions += preempted
     state.queues.move(req, Phase.WAITING)
-    note_queued(state, req, reason, outputs=len(req.outputs))
+    note_queued(state, req, reason, outputs=len(req.outputs), **({"why": why} if why else {}))

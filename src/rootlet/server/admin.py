@@ -7,13 +7,14 @@ import dataclasses
 import math
 from contextlib import aclosing
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from rootlet.core.errors import InvalidValue, NotFound, RootletError
+from rootlet.core.ids import MAX_WIRE_RID_CHARS
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.frontend.types import GenerateReq
 from rootlet.metrics.prometheus import CONTENT_TYPE, render
@@ -140,7 +141,7 @@ async def flush_cache(context: ServerContext, request: Request) -> Response:
 
 def abort_request(context: ServerContext, fields: Fields) -> Response:
     """Ends one request by its exact id, or all. An unknown id is not an error: it may just have finished."""
-    rid = fields.string("rid", max_chars=256)
+    rid = fields.string("rid", max_chars=MAX_WIRE_RID_CHARS)
     abort_all = fields.boolean("abort_all")
     if not rid and not abort_all:
         raise InvalidValue("rid", "rid is required: the id of a request, or abort_all: true")
@@ -155,28 +156,12 @@ async def debug_state(context: ServerContext) -> Response:
 async def debug_request(context: ServerContext, rid: str) -> Response:
     """One live or recently finished request, with what happened to it and why it waited. Raises `NotFound`."""
     state = await context.manager.get_state("request", rid=rid)
-    found = find_request(state, rid)
-    if found is None:
+    found = state.get("request")
+    if not found:
         error = NotFound(f"no request {show(rid)} is known to the engine", param="rid")
         error.code = "request_not_found"
         raise error
     return json_response(found)
-
-
-def find_request(state: dict[str, Any], rid: str) -> dict[str, Any] | None:
-    """Looks for `rid` in the state's `request`, or in `requests` / `reqs` / `queues` (a mapping by rid, or lists of objects with a rid)."""
-    for key in ("request", "requests", "reqs", "running", "waiting", "queues"):
-        node = state.get(key)
-        if isinstance(node, dict):
-            if node.get("rid") == rid:
-                return cast("dict[str, Any]", node)
-            if isinstance(node.get(rid), dict):
-                return cast("dict[str, Any]", node[rid])
-            node = [item for value in node.values() if isinstance(value, list) for item in value]
-        for item in node or ():
-            if isinstance(item, dict) and item.get("rid") == rid:
-                return cast("dict[str, Any]", item)
-    return None
 
 
 def root(context: ServerContext) -> Response:

@@ -17,11 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from rootlet.config.resolve import api_keys
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock, SystemClock
 from rootlet.core.errors import RootletError
 from rootlet.metrics.instruments import Instruments
 from rootlet.server import admin, control, native, tokenize
+from rootlet.server.auth import Keys
 from rootlet.server.body import ClientGone
 from rootlet.server.context import ServerContext
 from rootlet.server.door import Manager
@@ -120,7 +122,7 @@ def build_app(manager: Manager, config: RuntimeConfig, *, clock: Clock | None = 
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(ClientGone, _on_gone)
     app.add_exception_handler(Exception, on_crash)
-    return Front(app, api_key=config.server.api_key, meters=meters, clock=clock)
+    return Front(app, keys=Keys(api_keys(config.server)), meters=meters, clock=clock)
 
 
 def _add_route(app: FastAPI, context: ServerContext, path: str, method: str, handler: Handler) -> None:

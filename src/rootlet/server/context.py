@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from starlette.requests import Request
 
@@ -20,6 +20,7 @@ from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock
 from rootlet.core.errors import NotFound, Unavailable
 from rootlet.frontend.admission import check_prompt_len, check_text
+from rootlet.frontend.tokenizer_manager import INLINE_CHARS
 from rootlet.metrics.instruments import Instruments
 from rootlet.server.body import read_json
 from rootlet.server.door import Manager
@@ -28,8 +29,8 @@ from rootlet.server.fields import Fields
 from rootlet.server.sampling import Limits
 
 T = TypeVar("T")
-OFFLOAD_CHARS = 32_768
 LOADING_RETRY_S = 5.0
+TENANT = "rootlet.tenant"  # in the ASGI scope: the name of the API key, where keys tell tenants apart
 
 
 @dataclass(slots=True)
@@ -111,10 +112,15 @@ class ServerContext:
         return int(self.wall_clock())
 
 
+def tenant_of(request: Request) -> str | None:
+    """Whose key the request came with, None when keys do not tell tenants apart."""
+    return cast("str | None", request.scope.get(TENANT))
+
+
 def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(16)
 
 
 async def offload(size: int, work: Callable[[], T]) -> T:
     """Runs tokenizing and rendering here, or in a thread when `size` characters would hold up everyone else's streams."""
-    return work() if size < OFFLOAD_CHARS else await asyncio.to_thread(work)
+    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)

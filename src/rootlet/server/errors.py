@@ -1,13 +1,12 @@
-"""The error envelope of the OpenAI and native dialects: one shape for every route, `{"error": {message, type, param, code, status}}`.
+"""Errors on the wire: status, retry advice, and the one envelope of every route (`core.errors.envelope`).
 
-Turns a `RootletError`, a terminal `Finish` of kind ERROR or ABORT, and the router's own 404 and 405 into it. Never shows a traceback, a path or
-more than `MAX_MESSAGE` characters, so that a huge bad input is not sent back to its sender. Source: docs/api.md, "Errors".
+Turns a `RootletError`, a terminal `Finish` of kind ERROR or ABORT, and the router's own 404 and 405 into a response. Never shows a traceback or a
+path. Source: docs/api.md, "Errors".
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -15,10 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from rootlet.core.errors import Aborted, ContextOverflow, PoolOverflow, RequestFailed, RootletError, error_of
+from rootlet.core.errors import Aborted, RequestFailed, RootletError, envelope, error_of
 from rootlet.core.types import Finish, FinishKind
 
-MAX_MESSAGE = 2000
 CLIENT_CLOSED = Aborted.status
 RETRY_AFTER_S = 1.0
 
@@ -68,18 +66,6 @@ def raise_failure(finish: Finish | None) -> None:
     """Raises the error that a generation ended with; every other event passes. A failure is never reported as a finish reason."""
     if finish is not None and finish.kind in (FinishKind.ABORT, FinishKind.ERROR):
         raise error_of(finish)
-
-
-def envelope(error: RootletError) -> dict[str, Any]:
-    """The JSON body of an error. `code` is a string, `status` repeats the HTTP status for readers that expect an integer."""
-    message = error.message if len(error.message) <= MAX_MESSAGE else error.message[:MAX_MESSAGE] + "..."
-    param = error.param if error.param is None or len(error.param) <= 200 else error.param[:200] + "..."
-    body: dict[str, Any] = {"message": message, "type": error.type, "param": param, "code": error.code, "status": error.status}
-    if isinstance(error, ContextOverflow):
-        body |= {"n_prompt_tokens": error.prompt_len, "n_ctx": error.ctx_len}
-    if isinstance(error, PoolOverflow):
-        body |= {"n_prompt_tokens": error.prompt_len, "n_pool": error.pool_len}
-    return {"error": body}
 
 
 def error_headers(error: RootletError) -> dict[str, str]:

@@ -12,13 +12,15 @@ import secrets
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rootlet.core.clock import Clock
+from rootlet.core.ids import MAX_RID_CHARS, RID_CHARS
 from rootlet.metrics import names
 from rootlet.metrics.instruments import Instruments
-from rootlet.server.auth import check_key, is_open
+from rootlet.server.auth import Keys, is_open
+from rootlet.server.context import TENANT
 from rootlet.server.errors import HttpError, error_response
 
 API_VERSION = b"2020-10-01"
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+_REQUEST_ID = re.compile(f"[{RID_CHARS}]{{1,{MAX_RID_CHARS}}}".encode())
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 _BARE = ("/chat/completions", "/completions", "/models")
 
@@ -42,9 +44,9 @@ def request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
 class Front:
     """Wraps the router. Streams pass through untouched but for the headers of their first message."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, meters: Instruments, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys, meters: Instruments, clock: Clock) -> None:
         self._app = app
-        self._api_key = api_key
+        self._keys = keys
         self._meters = meters
         self._clock = clock
 
@@ -68,9 +70,9 @@ class Front:
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
             await send(message)
 
-        if self._api_key and not is_open(scope["method"], scope["path"]):
+        if self._keys and not is_open(scope["method"], scope["path"]):
             try:
-                check_key(self._api_key, scope["headers"])
+                scope[TENANT] = self._keys.tenant(scope["headers"])
             except HttpError as error:
                 await error_response(error)(scope, receive, send_with_headers)
                 return

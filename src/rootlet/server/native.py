@@ -18,18 +18,20 @@ from starlette.responses import Response
 from rootlet.core.errors import InvalidValue, Unsupported
 from rootlet.core.types import Finish, FinishKind, LogprobSpec, TokenLogprob
 from rootlet.frontend.types import GenerateChunk, GenerateReq
-from rootlet.server.context import ServerContext
+from rootlet.server.context import ServerContext, tenant_of
 from rootlet.server.door import Tokenizer
 from rootlet.server.events import Answer, collect, open_events, until_gone
 from rootlet.server.fields import Fields
-from rootlet.server.openai.logprobs import alone, finite
-from rootlet.server.openai.prompts import check_choices, check_prompts, read_prompts
-from rootlet.server.openai.protocol import Common, generate_req, read_common, read_rid
+from rootlet.server.generation import Common, generate_req, read_common, read_namespace, read_rid
+from rootlet.server.prompts import check_choices, check_prompts, read_prompts
 from rootlet.server.sampling import MaxTokens, read_sampling, refuse_constraints
 from rootlet.server.sse import frame, stream_reply
+from rootlet.server.token_json import alone, finite
 
 LENGTH = MaxTokens(names=("max_new_tokens", "max_tokens"), default=128, zero_ok=True)
-_PER_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid")
+_PER_PROMPT = (
+    "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid", "lora_path", "lora_id", "extra_key", "cache_salt",
+)  # fmt: skip
 _UNSUPPORTED = ("token_ids_logprob", "session_params", "image_data", "audio_data", "video_data", "input_embeds", "return_hidden_states")
 
 
@@ -45,7 +47,7 @@ class NativeRequest:
 async def generate(context: ServerContext, request: Request) -> Response:
     """Raises `RootletError` for everything that can be said before the first token."""
     context.require_ready()
-    native = await parse_native(await context.read_fields(request), context)
+    native = await parse_native(await context.read_fields(request), context, tenant=tenant_of(request))
     if native.common.stream:
         return await stream_reply(context, request, native_frames(context, native), keepalive_s=native.common.keepalive_s)
     groups = await until_gone(request, collect(context, native.reqs))
@@ -58,7 +60,7 @@ async def generate(context: ServerContext, request: Request) -> Response:
     return Response(orjson.dumps(items if native.is_batch else items[0]), media_type="application/json")
 
 
-async def parse_native(fields: Fields, context: ServerContext) -> NativeRequest:
+async def parse_native(fields: Fields, context: ServerContext, *, tenant: str | None = None) -> NativeRequest:
     """Everything that can be refused without the engine is refused here, for all prompts before the first starts."""
     for name in _UNSUPPORTED:
         if fields.raw(name):
@@ -69,8 +71,8 @@ async def parse_native(fields: Fields, context: ServerContext) -> NativeRequest:
     is_list = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
     if source == "text" and isinstance(value, list) and not (value and all(isinstance(item, str) for item in value)):
         raise fields.refuse("text", "a string or a list of strings")
-    prompts = read_prompts(value, source, context.vocab_size, n=1)
-    common = read_common(Fields({**fields.data, "rid": None, "request_id": None}), context, prefix="gen-")
+    prompts = read_prompts(value, source, context, n=1)
+    common = read_common(Fields({**fields.data, **dict.fromkeys(_PER_PROMPT), "request_id": None}), context, prefix="gen-", tenant=tenant)
     add_special = fields.boolean("add_special_tokens", default=True)
     arguments = [_arguments(_view(fields, i, len(prompts), is_list=is_list), context, common, i) for i in range(len(prompts))]
     check_choices(len(prompts), max(a["sampling"].n for a in arguments), source)
@@ -119,7 +121,8 @@ def _arguments(fields: Fields, context: ServerContext, common: Common, i: int) -
     params = fields.object("sampling_params") or Fields({}, "sampling_params")
     sampling = read_sampling(params, context.limits(), LENGTH)
     rid = read_rid(fields, "rid") or f"{common.rid}-{i}"
-    return common.request(sampling=sampling, logprobs=_logprobs(fields, context), param="text", rid=rid)
+    arguments = common.request(sampling=sampling, logprobs=_logprobs(fields, context), param="text", rid=rid)
+    return arguments | read_namespace(fields)._asdict()
 
 
 def _logprobs(fields: Fields, context: ServerContext) -> LogprobSpec | None:

@@ -8,7 +8,7 @@ from typing import Any
 from rootlet.core.errors import InvalidValue
 from rootlet.server.context import ServerContext, offload
 from rootlet.server.fields import Fields, check_ids
-from rootlet.server.openai.chat import render
+from rootlet.server.render import render
 
 MAX_ITEMS = 1024
 

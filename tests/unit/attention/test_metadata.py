@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from rootlet.attention.base import attention_backends, find_backend
 from rootlet.attention.cpu import CpuAttention
 from rootlet.attention.metadata import StepTables, work_items
 from rootlet.core.errors import BadConfig
+from rootlet.core.types import ForwardMode
 from rootlet.kv.mha import MHATokenToKVPool
 
 
@@ -58,3 +61,35 @@ def test_backends_are_found_by_name_and_refuse_pages_they_cannot_read() -> None:
     pool = MHATokenToKVPool(attention_cases.config(1, 1, 8), num_pages=2, page_size=48, dtype=torch.float32)
     with pytest.raises(BadConfig, match="page sizes 16, 32, 64, 128, got 48"):
         CpuAttention(pool, capacity(2, 48), 1)
+
+
+def test_a_step_of_the_same_rows_fills_the_tables_as_if_they_were_new() -> None:
+    """Decode steps that share their `pool_rows`, over a page edge, against tables that see each step for the first time."""
+    a = request(2, 60, heads=1, kv_heads=1, dim=8, pages=np.array([5, 1, 7, 9]), seed=0)
+    b = request(4, 40, heads=1, kv_heads=1, dim=8, pages=np.array([2, 3, 4]), seed=1)
+    kept = StepTables(capacity(12, 16, max_rows=4, max_step_tokens=64), 2)
+    shared = np.array([2, 4], np.int32)
+    for step in range(20):
+        plan = plan_of([(a, 28 + step, 29 + step), (b, 10 + step, 11 + step)], 16)
+        plan = replace(plan, mode=ForwardMode.DECODE, pool_rows=shared)
+        kept.fill(plan)
+        fresh = StepTables(capacity(12, 16, max_rows=4, max_step_tokens=64), 2)
+        fresh.fill(plan)
+        for name in ("page_table", "row_ids", "qo_indptr", "prefix_lens", "seq_lens", "num_work"):
+            assert torch.equal(getattr(kept.meta, name), getattr(fresh.meta, name)), (step, name)
+        n = int(fresh.meta.num_work[0])
+        assert torch.equal(kept.meta.work[:n], fresh.meta.work[:n]), step
+        assert torch.equal(kept.out_cache_loc, fresh.out_cache_loc), step
+
+
+def test_a_step_that_fails_half_way_is_not_taken_for_described() -> None:
+    a = request(2, 60, heads=1, kv_heads=1, dim=8, pages=np.array([5, 1, 7, 9]), seed=0)
+    tables = StepTables(capacity(12, 16, max_rows=4, max_step_tokens=64), 1)
+    plan = replace(plan_of([(a, 20, 21)], 16), mode=ForwardMode.DECODE)
+    tables.fill(plan)
+    broken = replace(plan_of([(a, 21, 24)], 16), out_cache_loc=np.zeros(99, np.int32))
+    with pytest.raises(ValueError, match="broadcast"):
+        tables.fill(broken)
+    tables.fill(plan)
+    assert tables.meta.qo_indptr.tolist() == [0, 1, 1, 1, 1]
+    assert tables.meta.seq_lens.tolist() == [21, 0, 0, 0]

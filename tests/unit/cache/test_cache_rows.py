@@ -304,6 +304,12 @@ SPLIT_RULES = {
     "state_slot": "stay below",
     "state_refs": "stay below",
     "state_tick": "copy",
+    "device_children": "1 if the lower part is on the device",
+    "host": "divide; a state stays below",
+    "host_children": "1 if the lower part is on the host",
+    "host_refs": "copy",
+    "backup_op": "copy",
+    "load_op": "copy",
 }
 
 
@@ -504,7 +510,7 @@ def test_row_60_matching_64k_tokens_is_a_few_memcmps() -> None:
     tokens, core = np.random.default_rng(0).integers(0, 50_000, size=65_536).tolist(), bench.cache.core
     pages = bench.cache.allocator.alloc(65_536 // 16)
     for length in (65_536, 40_000, 9_984):
-        core.insert(key(tokens[:length]), pages[: length // 16], protected=core.match(key(tokens[:length])), inserted_len=0, priority=0)
+        core.insert(key(tokens[:length]), pages[: length // 16], protected=core.match(key(tokens[:length])).node, inserted_len=0, priority=0)
     assert core.num_nodes == 3
     long, short = key(tokens), key(tokens[:4_096])
     assert (bench.cache.probe(long), bench.cache.probe(short)) == (65_536, 4_096)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from fixtures.cache_bench import CacheBench
+from rootlet.cache.key import pack
 from rootlet.cache.registry import build_cache
-from rootlet.cache.types import ReqKvInfo, TreeLock
+from rootlet.cache.types import RadixKey, ReqKvInfo, TreeLock
 from rootlet.config.schema import CacheArgs
 from rootlet.core.errors import BadConfig
 from rootlet.core.step import Capacity
@@ -135,9 +136,73 @@ def test_stats_count_pages_and_tokens() -> None:
         "matched_tokens": 4,
         "adopted_pages": 2,
         "duplicate_pages": 0,
+        "hit_tokens": {"device": {"all": 4, "full": 4}},
+        "evictions": {"device": {}},
         "evicted_pages": 0,
     }
     bench.release(seq)
+
+
+def test_evictions_are_counted_by_what_they_were_for() -> None:
+    bench = CacheBench(page_size=2, num_pages=8, window=(3, 8), states=(2, 3))
+    for prompt in ([1] * 4, [2] * 4, [3] * 4):
+        bench.serve(prompt)
+    seq = bench.seq([4] * 9)
+    assert bench.admit(seq)  # one state goes, for the working one, and its leaf with it
+    assert bench.compute(seq, 2)
+    assert bench.cache.ensure_pages(bench.cache.free_pages + 1)  # the tail of a leaf, and the state at its end
+    assert bench.compute(seq, 8)
+    bench.finish(seq)  # its first window page was given back
+    assert bench.cache.flush()
+    assert bench.cache.stats()["evictions"] == {
+        "device": {
+            "full": {"admission": 2, "flush": 1 + 2 + 4, "requested": 1},
+            "mamba": {"admission": 1, "flush": 2, "requested": 1},
+            "swa": {"admission": 2, "flush": 1 + 2 + 3, "requested": 1},
+        }
+    }
+
+
+def test_a_snapshot_that_takes_a_state_of_the_tree_is_counted() -> None:
+    bench = CacheBench(page_size=2, states=(2, 2))
+    bench.serve([1] * 4)
+    seq = bench.seq([2] * 3)
+    assert bench.admit(seq)
+    assert bench.compute(seq, 2)
+    assert bench.cache.states.snapshot(seq.kv)
+    assert bench.cache.stats()["evictions"] == {"device": {"full": {"snapshot": 2}, "mamba": {"snapshot": 1}}}
+
+
+def test_growth_and_admission_are_told_apart() -> None:
+    bench = CacheBench(page_size=1, num_pages=4)
+    bench.serve([1, 2, 3])
+    seq = bench.run([7, 8])
+    assert bench.cache.stats()["evictions"] == {"device": {"full": {"growth": 1}}}
+    assert bench.cache.alloc_pages(2) is not None
+    assert bench.cache.stats()["evictions"] == {"device": {"full": {"admission": 2, "growth": 1}}}
+    assert bench.cache.stats()["private_pages"] == 4
+    assert seq.kv.kv_allocated_len == 2
+
+
+def test_a_page_that_nobody_counts_shows_in_the_ledger() -> None:
+    bench = CacheBench(page_size=2, num_pages=10)
+    seq = bench.run([1, 2, 3])
+    assert bench.cache.keeper.ledger("full").dump() == {"total": 10, "free": 8, "evictable": 0, "protected": 0, "private": 2, "leaked": 0}
+    bench.cache.allocator.alloc(1)
+    bench.release(seq)
+    assert bench.cache.keeper.ledger("full").dump() == {"total": 10, "free": 9, "evictable": 0, "protected": 0, "private": 0, "leaked": 1}
+
+
+def test_hits_are_counted_by_component() -> None:
+    """Full attention alone would hit 6 tokens, its state is at 4, and a window of 3 is whole everywhere."""
+    bench = CacheBench(page_size=2, window=(3, 40), states=(4, 9))
+    seq = bench.run([1, 2, 3, 4])
+    bench.finish(seq)
+    bench.serve([1, 2, 3, 4, 5, 6, 7, 8])
+    before = bench.cache.stats()["hit_tokens"]["device"]
+    bench.cache.match_prefix(RadixKey(Namespace(), pack([1, 2, 3, 4, 5, 6])))
+    after = bench.cache.stats()["hit_tokens"]["device"]
+    assert {name: after[name] - before[name] for name in after} == {"all": 4, "full": 6, "swa": 6, "mamba": 4}
 
 
 def test_pretty_draws_the_tree() -> None:
@@ -187,6 +252,7 @@ def _last(bench: CacheBench) -> object:
 DAMAGE: dict[str, Callable[[CacheBench], object]] = {
     "C1: .1 pages .deficit: leak": lambda b: b.cache.allocator.alloc(1),
     "C1: .1 pages .excess": lambda b: setattr(b.live[0].kv, "kv_allocated_len", 7),
+    "C1: requests hold 1 units of their own, 3 counted": lambda b: b.cache.keeper.private.update(full=3),
     "C2": lambda b: setattr(b.cache.full, "evictable", 9),
     "C5": lambda b: b.rows.alloc_row(),
     "C7: pages": lambda b: b.rows.write(b.live[0].kv.row, 2, b.rows.pages(b.live[0].kv.row, 0, 1)),
@@ -234,6 +300,8 @@ def test_e4_pages_that_count_as_evictable_without_a_candidate() -> None:
 OTHER_DAMAGE: dict[str, Callable[[CacheBench], object]] = {
     "C3: .1 pages .deficit: leak": lambda b: b.window.allocator.pages.alloc(1),
     "C4: .1 pages .deficit: leak": lambda b: b.states.allocator.pool.alloc(1),
+    "C3: requests hold": lambda b: b.cache.keeper.private.update(swa=9),
+    "C4: requests hold": lambda b: b.cache.keeper.private.update(mamba=9),
     "C2: .* window": lambda b: setattr(b.window.component, "protected", 9),
     "C2: .* states": lambda b: setattr(b.states.component, "protected", 9),
     "E4: .* window": lambda b: setattr(b.window.component, "evictable", 9),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rootlet.cli.main import app
+from rootlet.cli.app import app
 from rootlet.cli.panel import StartupPanel
 from rootlet.cli.run import check_arguments
 from rootlet.cli.serve import serve

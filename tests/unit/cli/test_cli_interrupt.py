@@ -83,6 +83,23 @@ def test_ctrl_c_ends_an_idle_server_soon_and_with_0() -> None:
         assert time.monotonic() - begun_s < 2.0 * max(1.0, os.getloadavg()[0])
 
 
+def test_ctrl_c_while_the_command_line_is_imported_says_nothing_and_gives_130() -> None:
+    """The signal comes from inside the import of the commands, so no timing decides."""
+    blow = "import os, signal, sys; sys.modules['cyclopts'] = type('M', (), {'__getattr__': lambda *_: os.kill(os.getpid(), signal.SIGINT)})()"
+    done = subprocess.run([sys.executable, "-c", f"{blow}; from rootlet.cli.main import main; main()"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_ctrl_c_that_a_shell_ignores_for_a_background_job_stays_ignored() -> None:
+    ignore = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.argv = ['rootlet', '--version']"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{ignore}; from rootlet.cli.main import main; import rootlet.cli.app; os.kill(os.getpid(), signal.SIGINT); main()"],
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize("door", ["rootlet.engine.processes", "rootlet.cli.main"])
 def test_a_process_that_is_done_does_not_take_its_interpreter_down(door: str) -> None:
     code = f"import atexit; from {door} import end_process; atexit.register(print, 'late'); print('said'); end_process(3)"

@@ -33,6 +33,13 @@ def test_what_the_user_chose_stays() -> None:
         ({"mem": "lots"}, "--mem"),
         ({"mem": "0"}, "--mem"),
         ({"mem": "nan"}, "--mem"),
+        ({"kv_events": "127.0.0.1:5557"}, "--kv-events must be an endpoint"),
+        ({"kv_events": "tcp://127.0.0.1:99999"}, "--kv-events must be an endpoint"),
+        ({"kv_events": "tcp://127.0.0.1"}, "--kv-events must be an endpoint"),
+        ({"kv_events": "ipc:///x", "kv_events_replay": "udp://x:1"}, "--kv-events-replay must be an endpoint"),
+        ({"kv_events": "ipc:///x", "kv_events_replay": "ipc:///x"}, "cannot both be ipc:///x"),
+        ({"kv_events_replay": "ipc:///x"}, "need --kv-events"),
+        ({"kv_events_topic": "x"}, "need --kv-events"),
         ({"device": "cuda"}, "--device cuda is not there yet; use auto or cpu"),
     ],
 )

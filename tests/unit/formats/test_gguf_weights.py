@@ -154,11 +154,49 @@ def test_row_71_folder_with_two_models_is_refused(pieces: list[Path], gguf_f32: 
         open_weights(pieces[0].parent)
 
 
+def test_row_71_pieces_that_repeat_or_lack_a_tensor_are_refused(pieces: list[Path]) -> None:
+    with_last = next(p for p in pieces if b"blk.1.ffn_up.weight" in p.read_bytes())
+    original = with_last.read_bytes()
+    with_last.write_bytes(original.replace(b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight"))
+    with pytest.raises(BadModelFile, match=r"tensor blk\.0\.ffn_up\.weight (is also in tiny-0000\d-of-00003\.gguf|occurs twice)"):
+        open_weights(pieces[0])
+    with_last.write_bytes(original)
+    for path in pieces:
+        data = bytearray(path.read_bytes())
+        at = data.index(b"split.tensors.count") + len(b"split.tensors.count") + 4
+        data[at] += 1
+        path.write_bytes(data)
+    with pytest.raises(BadModelFile, match=r"the split should hold 22 tensors, its pieces hold 21"):
+        open_weights(pieces[0])
+
+
+def test_a_projector_beside_the_model_is_not_the_model(gguf_f32: Path, tmp_path: Path) -> None:
+    for name in ("m.gguf", "mmproj-m.gguf"):
+        shutil.copy(gguf_f32, tmp_path / name)
+    assert open_weights(tmp_path).label == "m.gguf"
+
+
 def test_truncated_file_names_the_tensor(gguf_f32: Path, tmp_path: Path) -> None:
     data = gguf_f32.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(data[:-100])
     with pytest.raises(BadModelFile, match=r"cut\.gguf: truncated: tensor \S+ should end at byte \d+, but the file has \d+ bytes"):
         open_weights(tmp_path / "cut.gguf")
+
+
+@pytest.mark.parametrize("alignment", [8, 256])
+def test_data_begins_at_the_alignment_that_the_file_states(tmp_path: Path, alignment: int) -> None:
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_custom_alignment(alignment)
+    values = {"output_norm.weight": np.arange(5, dtype=np.float32), "blk.0.attn_norm.weight": np.arange(7, dtype=np.float32)}
+    for name, array in values.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GGUFFile(tmp_path / "a.gguf")
+    for name, array in values.items():
+        np.testing.assert_array_equal(file.get(name).data, array)
 
 
 def test_cut_anywhere_is_a_clear_error(gguf_f32: Path, tmp_path: Path) -> None:
@@ -178,10 +216,38 @@ def test_bad_magic_version_and_type_are_named(gguf_f32: Path, tmp_path: Path) ->
     path.write_bytes(data[:4] + struct.pack("<I", 9) + data[8:])
     with pytest.raises(BadModelFile, match="GGUF version 9"):
         open_weights(path)
+    path.write_bytes(data[:4] + struct.pack(">I", 3) + data[8:])
+    with pytest.raises(BadModelFile, match="a big-endian GGUF file"):
+        open_weights(path)
+    path.write_bytes(bytes(data).replace(b"tokenizer.ggml.bos_token_id", b"tokenizer.ggml.eos_token_id"))
+    with pytest.raises(BadModelFile, match=r"key tokenizer\.ggml\.eos_token_id occurs twice"):
+        open_weights(path)
+    path.write_bytes(bytes(data).replace(b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight"))
+    with pytest.raises(BadModelFile, match=r"tensor blk\.0\.ffn_up\.weight occurs twice"):
+        open_weights(path)
     at = data.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8
     path.write_bytes(data[:at] + struct.pack("<I", 999) + data[at + 4 :])
     with pytest.raises(BadModelFile, match=r"tensor output_norm\.weight has the unknown type 999"):
         open_weights(path)
+
+
+def moved(path: Path, name: str, offset: int) -> Path:
+    """`path` with the data of tensor `name` said to begin `offset` bytes into the data."""
+    data = path.read_bytes()
+    at = data.index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
+    at += 4 + 8 * struct.unpack_from("<I", data, at)[0] + 4
+    out = path.with_name("moved.gguf")
+    out.write_bytes(data[:at] + struct.pack("<Q", offset) + data[at + 8 :])
+    return out
+
+
+def test_a_tensor_off_the_grid_or_over_another_is_damage(llama: Path, tmp_path: Path) -> None:
+    path = write_gguf(llama, tmp_path / "m.gguf")
+    first = min(GGUFFile(path).tensors.values(), key=lambda t: t.offset).name
+    with pytest.raises(BadModelFile, match=r"tensor output_norm\.weight starts at 4, which is no multiple of the alignment 32"):
+        open_weights(moved(path, "output_norm.weight", 4))
+    with pytest.raises(BadModelFile, match=rf"tensors {first} and output_norm\.weight overlap|tensors output_norm\.weight and {first} overlap"):
+        open_weights(moved(path, "output_norm.weight", 0))
 
 
 def test_array_outlives_close_and_writes_stay_private(gguf_f32: Path) -> None:

@@ -144,5 +144,12 @@ def test_nothing_to_load_is_refused(tmp_path: Path) -> None:
 
 
 def test_bare_decoder_names_get_the_prefix(tmp_path: Path) -> None:
-    save_file({"embed_tokens.weight": torch.ones(2, 2), "norm.weight": torch.ones(2)}, tmp_path / "model.safetensors")
-    assert sorted(open_weights(tmp_path).names()) == ["model.embed_tokens.weight", "model.norm.weight"]
+    tensors = {name: torch.ones(2, 2) for name in ("embed_tokens.weight", "norm.weight", "lm_head.weight")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert sorted(open_weights(tmp_path).names()) == ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
+
+
+def test_an_adapter_beside_the_model_is_not_the_model(tmp_path: Path) -> None:
+    for name in ("model", "adapter_model"):
+        save_file({f"{name}.norm.weight": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    assert open_weights(tmp_path).names() == ["model.norm.weight"]

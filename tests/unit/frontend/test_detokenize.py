@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fixtures.fake_tokens import ByteTokens, all_bytes
-from rootlet.frontend.detokenize import IncrementalDetokenizer, detokenize
+from rootlet.frontend.detokenize import IncrementalDetokenizer, VisibleBytes, detokenize
 
 BYTES = all_bytes()
 
@@ -61,3 +61,11 @@ def test_the_start_of_a_token_counts_a_character_that_it_cuts_off() -> None:
     state = IncrementalDetokenizer(BYTES)
     starts = [state.push(b)[1] for b in b"a\xe2b"]
     assert starts == [0, 1, 2]  # "a", then the half character that becomes U+FFFD, then "b" behind it
+
+
+def test_what_a_token_shows_is_asked_once_and_ids_without_text_are_not_kept() -> None:
+    tokens = ByteTokens([b"a", b"<s>"], specials=[1])
+    visible = VisibleBytes(tokens, skip_special_tokens=True)
+    assert [visible[i] for i in (0, 1, 0, 2, -1, 10**9)] == [b"a", b"", b"a", b"", b"", b""]
+    assert sorted(visible) == [0, 1]
+    assert VisibleBytes(tokens, skip_special_tokens=False)[1] == b"<s>"

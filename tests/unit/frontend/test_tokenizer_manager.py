@@ -40,6 +40,19 @@ READY = SchedulerReady(num_pages=64, page_size=16, max_rows=4, max_context_len=1
 LENGTH = Finish(FinishKind.LENGTH)
 
 
+class HeldTokens(ByteTokens):
+    """Its `encode` says that it was entered, and returns when it is released."""
+
+    def __init__(self) -> None:
+        super().__init__([b"a"])
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self.entered.set()
+        self.release.wait(5.0)
+        return [1]
+
+
 class Front:
     """A manager whose scheduler is the test: `sent` is what it would have received."""
 
@@ -272,39 +285,25 @@ async def test_row_33_a_client_that_leaves_is_aborted_at_once_and_kept_until_the
 
 @scenario
 async def test_row_33_a_client_that_leaves_before_dispatch_costs_nothing() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    class SlowTokens(ByteTokens):
-        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-            entered.set()
-            release.wait(5.0)
-            return [1]
-
-    front = Front(tokens=SlowTokens([b"a"]))
+    slow = HeldTokens()
+    front = Front(tokens=slow)
     reader = front.reads(_req("x" * (INLINE_CHARS + 1)))
-    await asyncio.to_thread(entered.wait, 5.0)
+    await asyncio.to_thread(slow.entered.wait, 5.0)
     reader.task.cancel()
     await settle()
-    release.set()
+    slow.release.set()
     assert (front.sent, front.manager.num_open) == ([], 0)
 
 
 @scenario
 async def test_row_89_the_loop_stays_free_while_a_long_text_is_tokenized() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    class SlowTokens(ByteTokens):
-        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-            entered.set()
-            release.wait(5.0)
-            return [1]
-
-    front = Front(tokens=SlowTokens([b"a"]))
+    slow = HeldTokens()
+    front = Front(tokens=slow)
     reader = front.reads(_req("x" * (INLINE_CHARS + 1), rid="r"))
-    await asyncio.to_thread(entered.wait, 5.0)
+    await asyncio.to_thread(slow.entered.wait, 5.0)
     assert front.manager.health() == (True, "ready")  # answered in the middle of it
     front.manager.abort("r")
-    release.set()
+    slow.release.set()
     await asyncio.wait_for(reader.task, 5.0)
     assert [c.finish.kind for c in reader.chunks if c.finish] == [FinishKind.ABORT]
     assert front.sent == []
@@ -312,19 +311,12 @@ async def test_row_89_the_loop_stays_free_while_a_long_text_is_tokenized() -> No
 
 @scenario
 async def test_row_86_a_drain_that_begins_while_a_text_is_tokenized_refuses_it() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    class SlowTokens(ByteTokens):
-        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-            entered.set()
-            release.wait(5.0)
-            return [1]
-
-    front = Front(tokens=SlowTokens([b"a"]))
+    slow = HeldTokens()
+    front = Front(tokens=slow)
     reader = front.reads(_req("x" * (INLINE_CHARS + 1)))
-    await asyncio.to_thread(entered.wait, 5.0)
+    await asyncio.to_thread(slow.entered.wait, 5.0)
     front.manager.begin_drain()
-    release.set()
+    slow.release.set()
     await asyncio.wait_for(reader.task, 5.0)
     assert isinstance(reader.error, Unavailable)
     assert (reader.error.code, front.sent, front.manager.num_open) == ("shutting_down", [], 0)
@@ -511,7 +503,7 @@ async def test_loading_refuses_with_a_hint_and_is_healthy() -> None:
 async def test_row_89_health_follows_the_ticks() -> None:
     front = Front()
     front.clock.advance(15.0)
-    front.manager.handle(HealthTick(1, 1, 0, True))
+    front.manager.handle(HealthTick(1))
     front.clock.advance(15.0)
     assert front.manager.health() == (True, "ready")
     front.clock.advance(6.0)

@@ -93,10 +93,10 @@ def test_asyncio_receivers_take_all_and_survive_a_cancel(tmp_path: Path) -> None
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await asyncio.to_thread(lambda: [sender.send(HealthTick(k, 0, 0, False)) for k in range(100)] if kind == "inproc" else None)
+        await asyncio.to_thread(lambda: [sender.send(HealthTick(k)) for k in range(100)] if kind == "inproc" else None)
         if kind == "zmq":
             for k in range(100):
-                sender.send(HealthTick(k, 0, 0, False))
+                sender.send(HealthTick(k))
         got: list[Any] = []
         while len(got) < 100:
             got += await asyncio.wait_for(receiver.recv(), WAIT_S)

@@ -57,7 +57,7 @@ TO_MAIN = [
     LoadProgress("weights", 0.5),
     SchedulerReady(1, 16, 2, 3, 4, 5, ("a",), {"k": 1}),
     GetStateReqOutput("q", {"nested": {"a": [1, None, "x"]}}),
-    HealthTick(1, 2, 3, True),
+    HealthTick(1),
     SchedulerError("bad", 2),
     TOKENS,
 ]
@@ -81,7 +81,7 @@ def test_messages_to_the_detokenizer_survive_the_trip() -> None:
 
 
 def test_a_message_of_another_direction_is_dropped() -> None:
-    assert scheduler_codec().decode(main_codec().encode(HealthTick(1, 2, 3, True))) is None
+    assert scheduler_codec().decode(main_codec().encode(HealthTick(1))) is None
 
 
 class _Marker:

@@ -23,6 +23,10 @@ CASES = [
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
     ),
     (
+        RopeConfig("yarn", 10000.0, HEAD_DIM, factor=4.0, original_max_len=16),  # the blend would begin before dimension 0
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    ),
+    (
         RopeConfig("yarn", 10000.0, HEAD_DIM, factor=4.0, original_max_len=256, attention_factor=1.25, beta_fast=16.0, beta_slow=2.0),
         {
             "rope_type": "yarn",
@@ -36,7 +40,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("rope, parameters", CASES, ids=["linear", "llama3", "yarn", "yarn-given-factor"])
+@pytest.mark.parametrize("rope, parameters", CASES, ids=["linear", "llama3", "yarn", "yarn-short", "yarn-given-factor"])
 def test_scaled_kinds_match_transformers(rope: RopeConfig, parameters: dict[str, object]) -> None:
     config = LlamaConfig(
         hidden_size=HEAD_DIM,

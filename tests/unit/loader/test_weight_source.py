@@ -65,6 +65,7 @@ def test_equal_block_types_are_joined_without_conversion() -> None:
     weight = source.matrix(("a", "b"), (3, 5), cols=64)
     assert weight.kind == "q4_1"
     assert source.notes == ()
+    assert source.num_bytes == 8 * 64 * 4  # what the reference holds: float32
     expected = np.concatenate([dequantize(x.data, GGMLQuantizationType.Q4_1) for x in (a, b)])
     np.testing.assert_array_equal(weight.packed.numpy(), expected)
 
@@ -127,6 +128,15 @@ def test_every_problem_is_named_at_once() -> None:
     assert "a: shape [3, 64], the model's configuration asks for [4, 64]" in message
     assert "gone [4, 64]: missing" in message
     assert "extra: the model has no place for it" in message
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.float64])
+def test_numbers_that_are_no_weights_are_named(dtype: type[np.generic]) -> None:
+    kind = {np.int8: "i8", np.int64: "i64", np.float64: "f64"}[dtype]
+    source = source_of(a=RawTensor(kind, (2, 64), np.zeros((2, 64), dtype)))
+    source.matrix(("a",), (2,), cols=64)
+    with pytest.raises(BadModelFile, match=f"model.file: a: type {kind}, which is no type of weights"):
+        source.finish()
 
 
 def test_buffers_and_a_tied_head_may_be_left_over() -> None:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from rootlet.core.step import StateOp
 from rootlet.memory.req_to_token import ReqToTokenPool
-from rootlet.memory.state_allocator import StateAllocator, StateOp
+from rootlet.memory.state_allocator import StateAllocator
 from rootlet.memory.swa_allocator import SWAAllocator
 
 

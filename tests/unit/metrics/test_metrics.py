@@ -96,27 +96,60 @@ def test_two_servers_in_one_process_do_not_share_counters() -> None:
     assert "rootlet_requests_total{outcome=stop}" not in samples(two)
 
 
-NESTED: dict[str, object] = {
-    "gauges": {"running": 2, "waiting": 3, "kv_free_pages": 5, "kv_evictable_pages": 6, "kv_protected_pages": 7, "kv_total_pages": 18},
-    "counters": {"retractions": 4},
-    "cache": {"free_pages": 99, "usage": 0.5},
-}
-FLAT: dict[str, object] = {
-    "num_running": 2,
-    "num_waiting": 3,
-    "num_retractions": 4,
-    "pages": {"free": 5, "cached": 6, "locked": 7, "total": 18},
-}
+STATE: dict[str, object] = {
+    "gauges": {
+        "running": 2, "waiting": 3, "decode": 1,
+        "kv_free_pages": 5, "kv_evictable_pages": 6, "kv_protected_pages": 7, "kv_private_pages": 2, "kv_total_pages": 20,
+    },
+    "counters": {"retractions": 4, "preemptions": 1},
+    "queue": {"pages": 3, "gate": 1},
+    "cache": {
+        "free_pages": 99, "lookup_tokens": 100, "hit_tokens": {"device": {"all": 30, "full": 40, "swa": 35}, "host": {"all": 7}},
+        "evictions": {"device": {"full": {"admission": 8, "growth": 2}, "swa": {"growth": 9}}}, "evicted_pages": 10,
+    },
+    "kv_events": {"published_batches": 11, "dropped_batches": 1},
+    "note": "text", "flag": True,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("state", [NESTED, FLAT])
-def test_the_engines_numbers_get_their_documented_names(state: dict[str, object]) -> None:
-    got = samples(Instruments(), {**state, "steps": 9, "note": "text", "flag": True})
+def test_the_engines_numbers_get_their_documented_names() -> None:
+    got = samples(Instruments(), STATE)
     assert (got["rootlet_running_requests"], got["rootlet_waiting_requests"], got["rootlet_retractions_total"]) == (2, 3, 4)
-    assert [got[f"rootlet_kv_pages{{state={s}}}"] for s in ("free", "cached", "locked", "total")] == [5, 6, 7, 18]
-    assert got["rootlet_scheduler_state{key=steps}"] == 9
+    assert [got[f"rootlet_kv_pages{{state={s}}}"] for s in ("free", "cached", "locked", "private", "total")] == [5, 6, 7, 2, 20]
+    assert (got["rootlet_queued_requests{reason=pages}"], got["rootlet_queued_requests{reason=gate}"]) == (3, 1)
+    assert got["rootlet_cache_lookup_tokens_total"] == 100
+    hits = {("device", "all"): 30, ("device", "full"): 40, ("device", "swa"): 35, ("host", "all"): 7}
+    assert {k: got[f"rootlet_cache_hit_tokens_total{{component={k[1]},tier={k[0]}}}"] for k in hits} == hits
+    assert (got["rootlet_kv_event_batches_total"], got["rootlet_kv_event_batches_dropped_total"]) == (11, 1)
+    assert got["rootlet_scheduler_state{key=gauges.decode}"] == 1
+    assert got["rootlet_scheduler_state{key=cache.free_pages}"] == 99
     assert got["rootlet_engine_up"] == 1
     assert samples(Instruments(), is_up=False)["rootlet_engine_up"] == 0
+
+
+def test_evictions_are_counted_by_tier_component_and_reason() -> None:
+    got = samples(Instruments(), STATE)
+    given_up = {("full", "admission"): 8, ("full", "growth"): 2, ("swa", "growth"): 9}
+    assert {k: got[f"rootlet_evictions_total{{component={k[0]},reason={k[1]},tier=device}}"] for k in given_up} == given_up
+    assert got["rootlet_evicted_pages_total"] == 10
+    odd = samples(Instruments(), {"cache": {"evictions": {"device": 3}}})  # not as deep as the labels say: shown, but under its key
+    assert odd["rootlet_scheduler_state{key=cache.evictions.device}"] == 3
+
+
+def test_every_number_of_a_real_scheduler_is_there_once() -> None:
+    from fixtures.script import Script as Play
+    from fixtures.script import generate, prompt_of
+
+    play = Play(num_pages=8).run(generate("a", prompt_of(9)), generate("b", prompt_of(20, 1)), generate("c", prompt_of(20, 1)))
+    state = play.scheduler.control.metrics()
+    got = samples(Instruments(), state)
+    assert got["rootlet_cache_lookup_tokens_total"] >= 49 - 3
+    hits = [got[f"rootlet_cache_hit_tokens_total{{component={part},tier=device}}"] for part in ("all", "full")]
+    assert hits[0] == hits[1] >= state["counters"]["cached_tokens"] > 0, "full attention alone is all that this model has"
+    assert got["rootlet_kv_pages{state=total}"] == 8 == sum(got[f"rootlet_kv_pages{{state={s}}}"] for s in ("free", "cached", "locked", "private"))
+    evictions = sum(value for name, value in got.items() if name.startswith("rootlet_evictions_total{component=full"))
+    assert got["rootlet_evicted_pages_total"] == evictions > 0
+    assert got["rootlet_kv_pages{state=leaked}"] == 0
 
 
 def test_flatten_takes_numbers_only() -> None:

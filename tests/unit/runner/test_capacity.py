@@ -73,6 +73,11 @@ def test_context_is_the_models_unless_asked_for_less() -> None:
         plan_memory(config(ctx=300), MODEL, available=4 * GIB, weights=0, token_bytes=256)
 
 
+def test_slots_stay_within_int32() -> None:
+    plan = plan_memory(config(tokens=2**33), MODEL, available=2**40, weights=0, token_bytes=1)
+    assert 2**31 - 64 < (plan.capacity.num_pages + 1) * 16 <= 2**31 - 1
+
+
 def test_largest_step_shrinks_with_the_memory() -> None:
     big = replace(MODEL, hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8, head_dim=128)
     assert max_step_tokens(config(), MODEL, 64 * GIB) == 8192 + 4
@@ -85,5 +90,7 @@ def test_control_group_limits_what_is_available(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
     assert available_bytes(tmp_path) == 3000
+    (tmp_path / "memory.current").write_text("6000\n")
+    assert available_bytes(tmp_path) == 0
     (tmp_path / "memory.max").write_text("max\n")
     assert available_bytes(tmp_path) > 3000

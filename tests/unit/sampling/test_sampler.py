@@ -13,8 +13,9 @@ import torch
 from fixtures.sampling_cases import row_init, step_plan
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.step import RELAY, RowResult
-from rootlet.core.types import LogprobSpec
+from rootlet.core.types import LogprobSpec, TokenLogprob
 from rootlet.kernels.reference_sampling import exp64, gumbel, log64, noise_key
+from rootlet.sampling.logprobs import raw_logprobs
 from rootlet.sampling.sampler import Sampler
 
 HAS_NATIVE = importlib.util.find_spec("rootlet.kernels.cpu._native") is not None
@@ -226,6 +227,16 @@ def test_logprobs_are_those_of_the_raw_distribution(native: bool) -> None:
     assert len(forced.top_ids) == V - 1
 
 
+def test_logprobs_of_rows_that_have_none(native: bool) -> None:
+    """A prompt token of probability zero gets the documented floor, an impossible alternative is left out, a row without a softmax has nothing."""
+    inf, nan = math.inf, math.nan
+    logits = torch.tensor([[0.0, -inf, 0.0], [0.0, nan, 0.0], [0.0, inf, 0.0], [-inf, -inf, -inf]])
+    zero, *rest = raw_logprobs(logits, torch.tensor([1, 0, 0, 0]), 3, native=native)
+    assert (zero.token_id, zero.logprob, zero.top_ids) == (1, -9999.0, (0, 2))
+    assert zero.top_logprobs == pytest.approx((-math.log(2),) * 2, abs=1e-15)
+    assert rest == [TokenLogprob(0, None)] * 3
+
+
 def test_only_sampling_rows_draw_and_the_relay_feeds_the_next_step(native: bool) -> None:
     s = Sampler(max_rows=5, vocab_size=V, max_logit_rows=4, native=native)
     for p in (1, 3, 5):
@@ -234,7 +245,7 @@ def test_only_sampling_rows_draw_and_the_relay_feeds_the_next_step(native: bool)
     s.prepare(plan)
     s.sample(torch.stack((peaked((11, 1.0)), peaked((13, 1.0)))))
     assert s.collect(plan) == [RowResult(tokens=(11,)), RowResult(), RowResult(tokens=(13,))]
-    ids = torch.full((8,), 77, dtype=torch.int32)
+    ids = np.full(8, 77, np.int32)
     mixed = step_plan([1, 3, 5], extend_lens=[2, 1, 1], input_ids=[20, 21, RELAY, RELAY])
     s.gather_input_ids(mixed, ids)
     assert ids.tolist() == [20, 21, 13, 11, 77, 77, 77, 77]

@@ -6,10 +6,11 @@ B5, B6, B7, B8, D9 and E2..E5 belong to sessions, health probes, several fronten
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from fixtures.script import EOS, LogprobSpec, Script, generate, prompt_of
+from fixtures.script import EOS, VOCAB, LogprobSpec, Script, generate, prompt_of
 from rootlet.config.schema import CacheArgs
 from rootlet.core.errors import BadConfig
 from rootlet.core.types import FinishKind, Phase
@@ -408,3 +409,23 @@ def _retract_last(script: Script) -> list[Req]:
     state = script.scheduler.state
     retract_req(state, state.queues.by_rid["b"])
     return list(state.queues.waiting)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [
+        ({"allowed_token_ids": (EOS,), "min_new_tokens": 1}, True),
+        ({"allowed_token_ids": (5, EOS), "stop_token_ids": (5,), "min_new_tokens": 2}, True),
+        ({"stop_token_ids": tuple(range(VOCAB)), "min_new_tokens": 1}, True),
+        ({"stop_token_ids": tuple(range(VOCAB))}, False),
+        ({"allowed_token_ids": (EOS,)}, False),
+        ({"allowed_token_ids": (5, EOS), "min_new_tokens": 1}, False),
+        ({"stop_token_ids": tuple(i for i in range(VOCAB) if i != 7), "min_new_tokens": 1}, False),
+    ],
+)
+def test_min_tokens_that_leave_nothing_to_draw_are_the_clients_fault(options: dict[str, Any], is_refused: bool) -> None:
+    script = Script().run(generate("a", prompt_of(9), 4, **options))
+    finish = script.replies["a"].finish
+    assert (finish.status, finish.code) == ((400, "invalid_value") if is_refused else (200, None))
+    if is_refused:
+        assert "min_tokens" in str(finish.message)

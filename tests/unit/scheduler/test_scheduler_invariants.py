@@ -40,7 +40,7 @@ def two_owners(script: Script) -> None:
 
 def forget_a_lock(script: Script) -> None:
     cache = script.scheduler.state.kv.cache
-    node = script.scheduler.state.queues.decode[0].kv.last_node
+    node = script.scheduler.state.queues.decode[0].kv.lock.node
     assert node is not None
     cache.inc_lock_ref(node)
 
@@ -183,8 +183,8 @@ def test_hash_lm_catches_a_result_applied_to_an_older_epoch(monkeypatch: pytest.
     """Without the epoch a retracted request takes tokens of its former life twice."""
     real = scheduler.retract_req
 
-    def without_epoch(state, req) -> None:
-        real(state, req)
+    def without_epoch(state, req, **why) -> None:
+        real(state, req, **why)
         req.epoch -= 1
 
     monkeypatch.setattr(scheduler, "retract_req", without_epoch)

@@ -12,7 +12,7 @@ from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.step import Capacity
 from rootlet.core.types import Finish, FinishKind, Namespace, Phase
 from rootlet.ipc.messages import DetokSpec
-from rootlet.scheduler.budget import NewTokenRatio, limits_of, pages_to_finish, prefill_budget, reserved_pages
+from rootlet.scheduler.budget import NewTokenRatio, Room, limits_of, pages_to_finish, prefill_budget, reserved_pages
 from rootlet.scheduler.commit import check_finish
 from rootlet.scheduler.gates.base import GateKeeper
 from rootlet.scheduler.gates.parallel import ParallelGate
@@ -104,7 +104,7 @@ def test_reserved_pages_scale_with_the_ratio() -> None:
 
 def adder_of(script: Script, **spent: int) -> PrefillAdder:
     state = script.scheduler.state
-    budget = prefill_budget(state.limits, state.queues.holders(), ratio=1.0, num_mixed=0, mixed_pages=0)
+    budget = prefill_budget(state.limits, state.queues.holders(), ratio=1.0, num_mixed=0, mixed=Room(0, 0, 0))
     for name, value in spent.items():
         setattr(budget, name, value)
     return PrefillAdder(state.limits, state.kv, state.queues, budget)
@@ -222,10 +222,10 @@ def test_retraction_order_and_the_last_one_is_never_a_victim() -> None:
     def retract(victim: Req) -> None:
         free["pages"] += 1
 
-    got = retract_decode(rows, pages_for_next=lambda r: 1, ensure_pages=lambda n: n <= free["pages"], retract=retract)
+    got = retract_decode(rows, fits=lambda keep: len(keep) <= free["pages"], retract=retract)
     assert [r.rid for r in got.victims] == ["few long", "few"]
     assert got.stuck is None
-    stuck = retract_decode(rows, pages_for_next=lambda r: 1, ensure_pages=lambda n: False, retract=lambda r: None)
+    stuck = retract_decode(rows, fits=lambda keep: False, retract=lambda r: None)
     assert stuck.stuck is not None
     assert stuck.stuck.rid == "many"
 

@@ -56,8 +56,8 @@ def load(rng: random.Random, clock: VirtualClock, num_turns: int) -> Iterator[li
 def record(path: Path, *, depth: int, seed: int = 1, turns: int = 120, logs: bool = False, **args: Any) -> int:
     """Run a load with a recorder; the number of plans."""
     clock, source = VirtualClock(), HashLM(CAPACITY, model=HashModel(vocab_size=VOCAB, eos_id=EOS, eos_rate=0.05), mode="late")
-    scheduler_args = SchedulerArgs(**{"chunked_prefill": 16, "retract_every": 7, "depth": str(depth), "record": str(path), **args})
-    recorder = Recorder(path, head_of(source, scheduler_args, CacheArgs(), eos_token_ids=(EOS,), logs=logs))
+    scheduler_args = SchedulerArgs(**{"chunked_prefill": 16, "depth": str(depth), "record": str(path), **args})
+    recorder = Recorder(path, head_of(source, scheduler_args, CacheArgs(), eos_token_ids=(EOS,), logs=logs, retract_every=7))
     outputs: list[BatchTokenIDOutput] = []
     scheduler = Scheduler(
         executor=RecordingExecutor(source, recorder),
@@ -66,6 +66,7 @@ def record(path: Path, *, depth: int, seed: int = 1, turns: int = 120, logs: boo
         eos_token_ids=(EOS,),
         clock=RecordingClock(clock, recorder),
         sinks=Sinks(outputs.append, lambda message: None, (lambda entry: None) if logs else None),
+        retract_every=7,
     )
     messages = load(random.Random(seed), clock, turns)
     run(scheduler, lambda timeout_s: next(messages), depth)

@@ -12,6 +12,7 @@ import pytest
 from fixtures.script import LogprobSpec, Script, generate, prompt_of, tokens_of
 from rootlet.config.schema import CacheArgs
 from rootlet.core.types import Phase
+from rootlet.ipc.messages import AbortReq, TokenizedGenerateReqInput
 from rootlet.scheduler.state import retract_req
 
 P = 4
@@ -151,6 +152,32 @@ def test_n_parallel_samples_equal_n_singles_and_share_one_prefill(depth: int) ->
     assert len({tuple(t) for t in singles.values()}) > 1
     prefilled = sum(int(p.extend_lens.sum()) for p in script.plans if p.mode.name == "EXTEND")
     assert prefilled == len(prompt) + (n - 1) * (len(prompt) - 40)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_samples_of_one_request_are_retracted_alone_and_aborted_together(depth: int) -> None:
+    def choices() -> list[TokenizedGenerateReqInput]:
+        return [generate(f"c{i}", prompt_of(30), 10, temperature=1.0, choice_index=i, seed=9, parent_rid="c0" if i else None) for i in range(4)]
+
+    for at in range(1, 12):
+        script = Script(depth=depth, chunked_prefill=16)
+        script.turn(*choices())
+        for _ in range(at):
+            script.turn()
+        state = script.scheduler.state
+        victim = next((r for r in state.queues.holders()), None)
+        if victim is not None:
+            retract_req(state, victim)
+            assert sum(r.times.num_retractions for r in state.queues.by_rid.values()) == 1
+        script.run()
+        script.check_all_replies()
+        script = Script(depth=depth, chunked_prefill=16)
+        script.turn(*choices())
+        for _ in range(at):
+            script.turn()
+        script.run(*(AbortReq(rid=f"c{i}") for i in range(4)))
+        script.check_all_replies()
+        assert script.turns <= at + 4, "nobody of them goes on"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import json
+import random
 from typing import Any
 
+import orjson
 import pytest
 
 from fixtures.asgi import call, error, post
 from fixtures.fake_manager import FakeManager, Script, config
 from rootlet.core.errors import InvalidValue
+from rootlet.server import body as bodies
 from rootlet.server.app import build_app
 from rootlet.server.body import parse_object
 
@@ -134,3 +138,41 @@ def test_paths_without_v1_and_with_a_slash_are_taken(path: str) -> None:
     assert post(app, path, {"messages": [{"role": "user", "content": "x"}]}).status_code == 200
     assert call(app, "GET", "/models").json() == call(app, "GET", "/v1/models/").json()
     assert call(app, "GET", "/models/tiny").status_code == 200
+
+
+def test_keys_that_come_twice_are_seen_whatever_the_strings_hold() -> None:
+    rng = random.Random(7)
+    pieces = ["a", ":", '"', "\\", '":', '\\"', " :", "\\\\", "{", '"a":1', "\u2028", "é"]
+    for _ in range(2000):
+        keys = ["".join(rng.choices(pieces, k=rng.randint(0, 4))) for _ in range(rng.randint(0, 4))]
+        values = [rng.choice(["".join(rng.choices(pieces, k=rng.randint(0, 5))), [":"], [":", {":": ": "}], 5, None]) for _ in keys]
+        members = [f"{json.dumps(k)}{rng.choice(['', ' ', chr(10)])}:{json.dumps(v)}" for k, v in zip(keys, values, strict=True)]
+        raw = ("{" + ",".join(members) + "}").encode()
+        if len(set(keys)) == len(keys):
+            assert parse_object(raw) == dict(zip(keys, values, strict=True))
+        else:
+            with pytest.raises(InvalidValue, match="occurs twice"):
+                parse_object(raw)
+
+
+def test_a_large_bad_body_is_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object, **__: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(bodies.json, "loads", slow)
+    filler = b'"x":"' + b"a" * bodies.MAX_EXPLAINED + b'"'
+    for bad, words in ((b'{"a":1,"a":2,' + filler + b"}", "twice"), (b'{"a":NaN,' + filler + b"}", "not valid JSON")):
+        with pytest.raises(InvalidValue, match=words):
+            parse_object(bad)
+    text = '":' * bodies.MAX_EXPLAINED
+    assert parse_object(orjson.dumps({"prompt": text})) == {"prompt": text}
+
+
+@pytest.mark.parametrize(("path", "name", "many"), [
+    ("/v1/completions", "prompt", [5] * 300), ("/v1/completions", "prompt", [[1], [5] * 300]), ("/generate", "input_ids", [5] * 300),
+])  # fmt: skip
+def test_too_many_ids_are_refused_before_they_are_looked_at(path: str, name: str, many: list[Any]) -> None:
+    refused = error(post(build_app(FakeManager(ctx_len=256), config()), path, {name: many}), 400, code="context_length_exceeded")
+    assert (refused["n_prompt_tokens"], refused["n_ctx"]) == (300, 256)
+    (many[-1] if isinstance(many[-1], list) else many).append("no id")
+    error(post(build_app(FakeManager(ctx_len=256), config()), path, {name: many}), 400, code="context_length_exceeded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -241,3 +242,23 @@ def test_row_15_half_a_surrogate_in_tool_arguments_is_no_500() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
     assert post(app, PATH, {"messages": messages}).status_code in (200, 400)
+
+
+@pytest.mark.parametrize(("more", "apart"), [
+    ({}, False), ({"chat_template_kwargs": {"k": 1}}, False), ({"chat_template_kwargs": {"k": ["x" * 100] * 100}}, True),
+    ({"tools": [{"type": "function", "function": {"name": "f", "description": "d" * 10_000}}]}, True),
+    ({"messages": [{"role": "user", "content": "x" * 10_000}]}, True),
+])  # fmt: skip
+def test_row_89_what_takes_long_to_render_is_rendered_beside_the_loop(more: dict[str, Any], apart: bool) -> None:
+    app, manager = app_of()
+    manager.ready_info = None  # no length rule: only where the work is done
+    threads: list[threading.Thread] = []
+    inner = manager.chat_template.render
+
+    def render(*args: Any, **kwargs: Any) -> str:
+        threads.append(threading.current_thread())
+        return inner(*args, **kwargs)
+
+    manager.chat_template.render = render  # type: ignore[method-assign]
+    post(app, "/tokenize", {"messages": HI, **more})
+    assert [thread is not threading.main_thread() for thread in threads] == [apart]

@@ -174,7 +174,7 @@ def test_a_stop_string_cuts_the_logprobs_with_the_text() -> None:
     inner = manager.generate
 
     async def with_stop(req: Any) -> Any:
-        from dataclasses import replace
+        from msgspec.structs import replace
 
         from fixtures.fake_manager import logprob
 

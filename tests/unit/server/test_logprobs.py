@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.fake_manager import EOS, ByteTokenizer, logprob
-from rootlet.core.types import TokenLogprob
-from rootlet.server.openai.logprobs import FLOOR, Aligner, CompletionLogprobs, TokenTexts, alone, finite, join, prompt_texts
+from rootlet.core.types import LOGPROB_FLOOR, TokenLogprob
+from rootlet.server.openai.logprobs import Aligner, CompletionLogprobs, TokenTexts, join, prompt_texts
+from rootlet.server.token_json import alone, finite
 
 TOKENIZER = ByteTokenizer()
 
@@ -69,7 +70,7 @@ def test_a_cut_inside_a_character_is_one_replacement_in_tokens_as_in_text() -> N
 
 
 @pytest.mark.parametrize(("value", "expected"), [
-    (None, None), (-1.5, -1.5), (-math.inf, FLOOR), (math.nan, FLOOR), (-1e30, FLOOR), (math.inf, 0.0), (0.0, 0.0),
+    (None, None), (-1.5, -1.5), (-math.inf, LOGPROB_FLOOR), (math.nan, LOGPROB_FLOOR), (-1e30, LOGPROB_FLOOR), (math.inf, 0.0), (0.0, 0.0),
 ])  # fmt: skip
 def test_values_are_json(value: float | None, expected: float | None) -> None:
     assert finite(value) == expected

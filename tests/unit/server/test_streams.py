@@ -209,8 +209,8 @@ def test_a_prefill_longer_than_the_keepalive_opens_the_stream_and_may_still_end_
     async def go() -> None:
         gate = asyncio.Event()
         manager = FakeManager([Script((), finish=Finish(FinishKind.ERROR, status=500, message="nan"), hold={0: gate})])
-        wire = Wire("/v1/chat/completions", {**CHAT, "stream": True, "sse_ping_interval": 0.01})
-        task = asyncio.create_task(build_app(manager, config())(wire.scope, wire.receive, wire.send))
+        wire = Wire("/v1/chat/completions", {**CHAT, "stream": True})
+        task = asyncio.create_task(build_app(manager, config(sse_keepalive=0.01))(wire.scope, wire.receive, wire.send))
         while ": keep-alive" not in wire.text:
             wire.arrived.clear()
             await wire.arrived.wait()
@@ -224,11 +224,20 @@ def test_a_prefill_longer_than_the_keepalive_opens_the_stream_and_may_still_end_
     asyncio.run(go())
 
 
+@pytest.mark.parametrize(("value", "status"), [(0, 200), (1, 200), (3600, 200), (0.5, 400), (1e-9, 400), (-1, 400), (3601, 400), ("1", 400)])
+def test_pings_cannot_be_asked_for_more_often_than_once_a_second(value: Any, status: int) -> None:
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", CHAT), ("/generate", {"text": "x"})):
+        response = post(build_app(FakeManager(), config()), path, {**body, "stream": True, "sse_ping_interval": value})
+        assert response.status_code == status
+        if status == 400:
+            error(response, 400, param="sse_ping_interval")
+
+
 def test_a_client_that_leaves_an_opened_but_silent_stream_frees_the_request() -> None:
     async def go() -> None:
         manager = FakeManager([Script(("a",), hold={0: asyncio.Event()})])
-        wire = Wire("/v1/completions", {"prompt": "x", "stream": True, "sse_ping_interval": 0.01})
-        task = asyncio.create_task(build_app(manager, config())(wire.scope, wire.receive, wire.send))
+        wire = Wire("/v1/completions", {"prompt": "x", "stream": True})
+        task = asyncio.create_task(build_app(manager, config(sse_keepalive=0.01))(wire.scope, wire.receive, wire.send))
         await wire.arrived.wait()
         wire.leave()
         await task

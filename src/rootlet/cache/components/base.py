@@ -9,22 +9,38 @@ Source: SGLang unified radix cache; cache.md section 6.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from rootlet.cache.actions import FreePages
 from rootlet.cache.node import UnifiedTreeNode
-from rootlet.cache.types import TreeLock
+from rootlet.cache.types import PageArray, TreeLock
 
 Gate: TypeAlias = Callable[[UnifiedTreeNode, int], bool]
 
 
-class TreeComponent(Protocol):
-    """Counters are in units of the component's own allocator: `evictable` on nodes that nobody holds for it, `protected` on the others.
-    `rank`: when a value is taken from a node that stays, values of lower rank on it go too."""
+class Copyable(Protocol):
+    """The part of a component that copies between tiers need; Full has it too. `per_page`: a unit for each page of a node's key, which a split
+    divides; else one unit, which belongs to the node's end."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def per_page(self) -> bool: ...
+
+    def units(self, node: UnifiedTreeNode) -> PageArray | None:
+        """What the component holds on `node`, not to be changed; None for a tombstone."""
+        ...
+
+    def restore(self, node: UnifiedTreeNode, units: PageArray, tick: int) -> None:
+        """The tombstone `node` takes over `units`, which a copy from the host has filled."""
+        ...
+
+
+class TreeComponent(Copyable, Protocol):
+    """Counters are in units of the component's own allocator: `evictable` on nodes that nobody holds for it, `protected` on the others.
+    `rank`: when a value is taken from a node that stays, values of lower rank on it go too."""
 
     @property
     def rank(self) -> int: ...
@@ -39,9 +55,13 @@ class TreeComponent(Protocol):
         """Units the component holds on `node`; 0 for a tombstone."""
         ...
 
-    def gate(self) -> Gate:
+    def needs(self, node: UnifiedTreeNode) -> Iterable[UnifiedTreeNode]:
+        """The nodes whose values a request reads that goes on from `node`."""
+        ...
+
+    def gate(self, *, host: bool = False) -> Gate:
         """A predicate with memory, to be asked once at each node of a path, from the root down, with the tokens of the node that count
-        (all of them, or the first part of an edge that a match ends in): may a match end there?"""
+        (all of them, or the first part of an edge that a match ends in): may a match end there? `host`: values on the host count too."""
         ...
 
     def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode, num_pages: int) -> None:

@@ -1,4 +1,4 @@
-"""Full attention: each node holds one page id for each page of its key; no tombstones.
+"""Full attention: each node on the device holds one page id for each page of its key; a node without is on the host only.
 
 Owns `node.full_pages`, the counters, and the mark of every page the tree holds. Evicts leaves only, so what is left is prefix-closed (S5).
 """
@@ -20,6 +20,7 @@ class FullComponent:
     __slots__ = ("_candidates", "_in_tree", "evictable", "protected")
 
     name = "full"
+    per_page = True
 
     def __init__(self, policy: EvictionPolicy, *, num_total_pages: int) -> None:
         self._candidates = LazyHeap(policy)
@@ -30,15 +31,30 @@ class FullComponent:
     def num_pages(self, node: UnifiedTreeNode) -> int:
         return 0 if node.full_pages is None else len(node.full_pages)
 
+    def units(self, node: UnifiedTreeNode) -> PageArray | None:
+        return node.full_pages
+
+    def restore(self, node: UnifiedTreeNode, units: PageArray, tick: int) -> None:
+        """`node`, so far on the host only, is on the device with `units`, which nobody holds yet."""
+        assert node.full_pages is None, f"S4: {node} is on the device already"
+        assert node.parent is not None, f"S1: pages for the root {node}"
+        assert node.parent.parent is None or node.parent.full_pages is not None, f"S5: the parent of {node} is not on the device"
+        self.adopt(node, units)
+        self.offer(node)
+
     def adopt(self, node: UnifiedTreeNode, pages: PageArray) -> None:
         assert not self._in_tree[pages].any(), f"C7: the tree holds pages {pages[self._in_tree[pages]]} already, under another key"
         self._in_tree[pages] = True
         node.full_pages = pages.copy()
         self.evictable += len(pages)
+        if node.parent is not None:
+            node.parent.device_children += 1
 
     def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode, num_pages: int) -> None:
         pages = lower.full_pages
-        assert pages is not None, f"S4: {lower} has no pages"
+        if pages is None:
+            return
+        upper.device_children = 1
         upper.full_pages, lower.full_pages = pages[:num_pages].copy(), pages[num_pages:].copy()
 
     def protect(self, node: UnifiedTreeNode) -> None:
@@ -72,6 +88,8 @@ class FullComponent:
         node.full_pages = None
         self._in_tree[pages] = False
         self.evictable -= len(pages)
+        if node.parent is not None:
+            node.parent.device_children -= 1
         return FreePages(self.name, pages)
 
     def check(self, leaves: list[UnifiedTreeNode]) -> None:

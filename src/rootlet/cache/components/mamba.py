@@ -8,13 +8,13 @@ the lower part: the upper one ends at fewer tokens. Source: SGLang unified radix
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rootlet.cache.actions import FreePages
 from rootlet.cache.components.base import Gate
 from rootlet.cache.eviction import RecencyHeap
 from rootlet.cache.node import UnifiedTreeNode
-from rootlet.cache.types import TreeLock
+from rootlet.cache.types import PageArray, TreeLock
 from rootlet.memory.state_allocator import slot_array
 
 
@@ -24,6 +24,7 @@ class MambaComponent:
     __slots__ = ("_candidates", "_in_tree", "evictable", "protected")
 
     name = "mamba"
+    per_page = False
     rank = 0
 
     def __init__(self) -> None:
@@ -37,8 +38,21 @@ class MambaComponent:
     def num_pages(self, node: UnifiedTreeNode) -> int:
         return int(node.state_slot is not None)
 
-    def gate(self) -> Gate:
-        return lambda node, length: node.state_slot is not None and length == node.end - node.start
+    def units(self, node: UnifiedTreeNode) -> PageArray | None:
+        return None if node.state_slot is None else slot_array(node.state_slot)
+
+    def restore(self, node: UnifiedTreeNode, units: PageArray, tick: int) -> None:
+        self.adopt(node, int(units[0]), tick)
+
+    def needs(self, node: UnifiedTreeNode) -> Iterable[UnifiedTreeNode]:
+        return (node,) if node.parent is not None else ()
+
+    def gate(self, *, host: bool = False) -> Gate:
+        def accept(node: UnifiedTreeNode, length: int) -> bool:
+            live = node.state_slot is not None or (host and node.host is not None and self.name in node.host)
+            return live and length == node.end - node.start
+
+        return accept
 
     def adopt(self, node: UnifiedTreeNode, slot: int, tick: int) -> None:
         """The tombstone `node` takes `slot` over from a request."""

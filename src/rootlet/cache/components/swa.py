@@ -32,6 +32,7 @@ class SWAComponent:
     __slots__ = ("_candidates", "_in_tree", "evictable", "leaf_len", "num_values", "page_size", "protected", "window_len")
 
     name = "swa"
+    per_page = True
     rank = 1
 
     def __init__(self, *, window_len: int, page_size: int, num_total_pages: int) -> None:
@@ -49,12 +50,22 @@ class SWAComponent:
     def num_pages(self, node: UnifiedTreeNode) -> int:
         return 0 if node.swa_pages is None else len(node.swa_pages)
 
-    def gate(self) -> Gate:
+    def units(self, node: UnifiedTreeNode) -> PageArray | None:
+        return node.swa_pages
+
+    def restore(self, node: UnifiedTreeNode, units: PageArray, tick: int) -> None:
+        self.adopt(node, units, tick)
+
+    def needs(self, node: UnifiedTreeNode) -> Iterator[UnifiedTreeNode]:
+        return self._segment(node)
+
+    def gate(self, *, host: bool = False) -> Gate:
         run: float = math.inf
 
         def accept(node: UnifiedTreeNode, length: int) -> bool:
             nonlocal run
-            run = 0 if node.swa_pages is None else run + length
+            live = node.swa_pages is not None or (host and node.host is not None and self.name in node.host)
+            run = run + length if live else 0
             return run >= self.window_len
 
         return accept

@@ -202,15 +202,6 @@ class NativeTable:
         _native.silu_and_mul(tape, gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), rows, space, n)
         return out
 
-    def add(self, a: Tensor, b: Tensor) -> Tensor:
-        _check_rows("a", a)
-        _check_rows("b", b)
-        assert a.shape == b.shape, f"{tuple(a.shape)} + {tuple(b.shape)}"
-        tape, space = _recorded(a, b)
-        out = _out(a.shape[0], a.shape[1], space)
-        _native.add(tape, a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), out.data_ptr(), a.shape[0], space, a.shape[1])
-        return out
-
     def gather_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """Under capture the result counts logit rows, and so does all that is made of it."""
         _check_rows("x", x)

@@ -13,43 +13,41 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rootlet.core.errors import InvalidValue, Unsupported
-from rootlet.server.context import ServerContext, offload
+from rootlet.server.context import ServerContext, offload, tenant_of
 from rootlet.server.events import Answer, collect, until_gone
 from rootlet.server.fields import Fields
+from rootlet.server.generation import generate_req, read_common
 from rootlet.server.openai.chat_stream import ChatRequest, ChoiceLogprobs, chat_frames
 from rootlet.server.openai.logprobs import prompt_logprobs_json
-from rootlet.server.openai.messages import num_chars, read_messages, read_tools
 from rootlet.server.openai.protocol import (
     MAX_TEMPERATURE,
     counts_of,
     finish_reason,
-    generate_req,
     logprob_spec,
     max_logprobs_field,
-    read_common,
     usage,
 )
+from rootlet.server.render import render
 from rootlet.server.sampling import MaxTokens, read_sampling
 from rootlet.server.sse import stream_reply
 
 LENGTH = MaxTokens(names=("max_completion_tokens", "max_tokens"), default=None, zero_ok=False)
-_RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 
 async def create_chat_completion(context: ServerContext, request: Request) -> Response:
     """Raises `RootletError` for everything that can be said before the first token."""
     context.require_ready()
     fields = await context.read_fields(request)
-    chat = await parse_chat(fields, context)
+    chat = await parse_chat(fields, context, tenant=tenant_of(request))
     if chat.common.stream:
         return await stream_reply(context, request, chat_frames(context, chat), keepalive_s=chat.common.keepalive_s)
     answers = await until_gone(request, collect(context, [chat.req]))
     return Response(orjson.dumps(chat_reply(context, chat, answers[0])), media_type="application/json")
 
 
-async def parse_chat(fields: Fields, context: ServerContext) -> ChatRequest:
+async def parse_chat(fields: Fields, context: ServerContext, *, tenant: str | None = None) -> ChatRequest:
     """Everything that can be refused without the engine is refused here."""
-    common = read_common(fields, context, prefix="chatcmpl-")
+    common = read_common(fields, context, prefix="chatcmpl-", tenant=tenant)
     sampling = read_sampling(fields, context.limits(max_temperature=MAX_TEMPERATURE), LENGTH)
     refuse_unsupported(fields)
     top_n = _top_logprobs(fields, context)
@@ -62,43 +60,6 @@ async def parse_chat(fields: Fields, context: ServerContext) -> ChatRequest:
     arguments = common.request(sampling=sampling, logprobs=logprob_spec(top_n, prompt=False, common=common), param="messages")
     req = generate_req(ids if ids else prompt, arguments, add_special_tokens=add_special_tokens)
     return ChatRequest(req=req, common=common, top_n=top_n, prompt_ids=ids, service_tier=fields.string("service_tier", max_chars=64))
-
-
-async def render(fields: Fields, context: ServerContext) -> str:
-    """The prompt text of `messages`. Raises `TemplateError`, `InvalidValue`."""
-    messages = read_messages(fields)
-    tools = None if fields.raw("tool_choice") == "none" or fields.raw("function_call") == "none" else read_tools(fields)
-    continue_final = fields.boolean("continue_final_message")
-    add_prompt = fields.boolean("add_generation_prompt", default=not continue_final)
-    if continue_final and add_prompt:
-        raise InvalidValue(fields.param("continue_final_message"), "continue_final_message and add_generation_prompt cannot both be true")
-    if continue_final and messages[-1].get("role") != "assistant":
-        raise InvalidValue(fields.param("continue_final_message"), "continue_final_message needs an assistant message at the end of messages")
-    template = context.manager.chat_template
-    extra = template_kwargs(fields)
-
-    def work() -> str:
-        return template.render(messages, tools=tools, add_generation_prompt=add_prompt, continue_final_message=continue_final, **extra)
-
-    prompt = await offload(num_chars(messages), work)
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError:  # the JSON inside a tool call's arguments can spell half a surrogate pair
-        raise InvalidValue(fields.param("messages"), "messages render to text that is not valid Unicode (a lone surrogate)") from None
-    return prompt
-
-
-def template_kwargs(fields: Fields) -> dict[str, Any]:
-    """`chat_template_kwargs` and `reasoning_effort`: variables for the template. Raises `InvalidValue` for the template's own names."""
-    if fields.raw("chat_template") is not None:
-        raise Unsupported("a chat template in the request is not accepted; the server's is set with --chat-template", param="chat_template")
-    given = fields.object("chat_template_kwargs")
-    kwargs: dict[str, Any] = dict(given.data) if given else {}
-    taken = sorted(_RESERVED & kwargs.keys())
-    if given and taken:
-        raise InvalidValue(given.param(taken[0]), f"{given.param(taken[0])} is set by the request itself")
-    effort = fields.string("reasoning_effort", max_chars=32)
-    return {"reasoning_effort": effort, **kwargs} if effort is not None else kwargs
 
 
 def refuse_unsupported(fields: Fields) -> None:

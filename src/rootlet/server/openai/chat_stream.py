@@ -18,8 +18,9 @@ from rootlet.frontend.types import GenerateChunk, GenerateReq
 from rootlet.server.context import ServerContext
 from rootlet.server.errors import raise_failure
 from rootlet.server.events import open_events
+from rootlet.server.generation import Common
 from rootlet.server.openai.logprobs import Aligner, TokenTexts, chat_entries, prompt_logprobs_json
-from rootlet.server.openai.protocol import Common, UsageMeter, finish_reason, frame_head
+from rootlet.server.openai.protocol import UsageMeter, finish_reason, frame_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

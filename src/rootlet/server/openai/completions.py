@@ -18,27 +18,25 @@ from starlette.responses import Response
 from rootlet.core.errors import Unsupported
 from rootlet.core.types import TokenLogprob
 from rootlet.frontend.types import GenerateChunk, GenerateReq
-from rootlet.server.context import ServerContext
+from rootlet.server.context import ServerContext, tenant_of
 from rootlet.server.errors import raise_failure
 from rootlet.server.events import Answer, collect, open_events, until_gone
 from rootlet.server.fields import Fields
+from rootlet.server.generation import Common, generate_req, read_common
 from rootlet.server.openai.chat import refuse_unsupported
 from rootlet.server.openai.logprobs import Aligner, CompletionLogprobs, join, prompt_logprobs_json
-from rootlet.server.openai.prompts import Prompt, check_prompts, read_prompts
 from rootlet.server.openai.protocol import (
     MAX_TEMPERATURE,
-    Common,
     UsageMeter,
     counts_of,
     finish_reason,
     frame_head,
-    generate_req,
     logprob_spec,
     max_logprobs_field,
-    read_common,
     required,
     usage,
 )
+from rootlet.server.prompts import Prompt, check_prompts, read_prompts
 from rootlet.server.sampling import MaxTokens, read_sampling
 from rootlet.server.sse import stream_reply
 
@@ -62,16 +60,16 @@ class CompletionRequest:
 async def create_completion(context: ServerContext, request: Request) -> Response:
     """Raises `RootletError` for everything that can be said before the first token."""
     context.require_ready()
-    completion = await parse_completion(await context.read_fields(request), context)
+    completion = await parse_completion(await context.read_fields(request), context, tenant=tenant_of(request))
     if completion.common.stream:
         return await stream_reply(context, request, completion_frames(context, completion), keepalive_s=completion.common.keepalive_s)
     answers = await until_gone(request, collect(context, completion.reqs))
     return Response(orjson.dumps(completion_reply(context, completion, answers)), media_type="application/json")
 
 
-async def parse_completion(fields: Fields, context: ServerContext) -> CompletionRequest:
+async def parse_completion(fields: Fields, context: ServerContext, *, tenant: str | None = None) -> CompletionRequest:
     """Everything that can be refused without the engine is refused here."""
-    common = read_common(fields, context, prefix="cmpl-")
+    common = read_common(fields, context, prefix="cmpl-", tenant=tenant)
     echo = fields.boolean("echo")
     zero_ok = echo or common.prompt_top_n is not None
     length = MaxTokens(names=("max_completion_tokens", "max_tokens"), default=DEFAULT_MAX_TOKENS, zero_ok=zero_ok)
@@ -81,7 +79,7 @@ async def parse_completion(fields: Fields, context: ServerContext) -> Completion
         raise Unsupported("suffix (fill in the middle) is not supported by this server", param=fields.param("suffix"))
     top_n = max_logprobs_field(fields, "logprobs", context.config.server.max_logprobs)
     add_special = fields.boolean("add_special_tokens", default=True)
-    prompts = read_prompts(required(fields, "prompt", _PROMPT_KINDS), fields.param("prompt"), context.vocab_size, n=sampling.n)
+    prompts = read_prompts(required(fields, "prompt", _PROMPT_KINDS), fields.param("prompt"), context, n=sampling.n)
     prompts = await check_prompts(prompts, context, add_special_tokens=add_special, tokenize=common.return_token_ids)
     spec = logprob_spec(top_n, prompt=echo and top_n is not None, common=common)
     reqs = []

@@ -7,21 +7,12 @@ Rules: the concatenated `token` strings are the text, whatever the chunking; a c
 from __future__ import annotations
 
 import codecs
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from rootlet.core.types import TokenLogprob
 from rootlet.server.door import Tokenizer
-
-FLOOR = -9999.0
-
-
-def finite(logprob: float | None) -> float | None:
-    """JSON has no infinity; OpenAI's floor stands for it."""
-    if logprob is None or (math.isfinite(logprob) and logprob > FLOOR):
-        return logprob
-    return FLOOR if math.isnan(logprob) or logprob < 0 else 0.0
+from rootlet.server.token_json import alone, finite
 
 
 class TokenTexts:
@@ -53,15 +44,6 @@ class TokenTexts:
 def is_special(tokenizer: Tokenizer, token_id: int) -> bool:
     """Whether decoding leaves this token out when special tokens are skipped."""
     return not tokenizer.decode([token_id], skip_special_tokens=True) and bool(tokenizer.decode([token_id], skip_special_tokens=False))
-
-
-def alone(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token out of context: its text if its bytes are whole characters, else `bytes:\\xNN...`, which is unique and reversible."""
-    raw = tokenizer.token_bytes(token_id)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 class Aligner:

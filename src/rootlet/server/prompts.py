@@ -31,8 +31,8 @@ class Prompt:
         return self.text
 
 
-def read_prompts(value: Any, param: str, vocab_size: int, *, n: int) -> list[Prompt]:
-    """Raises `InvalidValue` naming the item. Cost O(tokens given); a list over the bound is refused before its items are looked at."""
+def read_prompts(value: Any, param: str, context: ServerContext, *, n: int) -> list[Prompt]:
+    """Raises `InvalidValue` naming the item, `ContextOverflow`. Cost O(tokens given); what is too long is refused before it is looked at."""
     if isinstance(value, str):
         return [Prompt(param=param, text=value, ids=None)]
     if not isinstance(value, list):
@@ -41,9 +41,9 @@ def read_prompts(value: Any, param: str, vocab_size: int, *, n: int) -> list[Pro
     if not value:
         raise InvalidValue(param, f"{param} must not be empty")
     if not isinstance(value[0], str | list):
-        return [Prompt(param=param, text=None, ids=check_ids(value, param, vocab_size))]
+        return [Prompt(param=param, text=None, ids=_ids(value, param, context))]
     check_choices(len(value), n, param)
-    return [_item(item, f"{param}[{i}]", vocab_size, type(value[0])) for i, item in enumerate(value)]
+    return [_item(item, f"{param}[{i}]", context, type(value[0])) for i, item in enumerate(value)]
 
 
 def check_choices(num_prompts: int, n: int, param: str) -> None:
@@ -52,12 +52,18 @@ def check_choices(num_prompts: int, n: int, param: str) -> None:
         raise InvalidValue(param, f"{param} holds {num_prompts} prompts with n={n}; one request may ask for at most {MAX_CHOICES} choices")
 
 
-def _item(item: Any, param: str, vocab_size: int, kind: type) -> Prompt:
+def _item(item: Any, param: str, context: ServerContext, kind: type) -> Prompt:
     if type(item) is not kind:
         raise InvalidValue(param, f"{param} must be {'a string' if kind is str else 'a list of token ids'} like the first prompt, got {show(item)}")
     if isinstance(item, str):
         return Prompt(param=param, text=item, ids=None)
-    return Prompt(param=param, text=None, ids=check_ids(item, param, vocab_size))
+    assert isinstance(item, list)
+    return Prompt(param=param, text=None, ids=_ids(item, param, context))
+
+
+def _ids(value: list[Any], param: str, context: ServerContext) -> tuple[int, ...]:
+    context.check_prompt_len(param, len(value))
+    return check_ids(value, param, context.vocab_size)
 
 
 async def check_prompts(prompts: list[Prompt], context: ServerContext, *, add_special_tokens: bool, tokenize: bool) -> list[Prompt]:
