@@ -77,9 +77,10 @@ def test_attention_sums_stay_in_registers_of_full_width(isa: str, register: str,
     found = functions(objects[0], re.compile(r"tile_cut<([36], (?:float|unsigned short|signed char))>\("))
     assert len(found) == 6
     for what, code in found.items():
-        loops = [
-            loop for loop in inner_loops(code, sums) if not any("vpslld" in line for line in loop)
-        ]  # that one is exp: its constants may wait in L1
+        if isa == "avx2" and what in ("3, unsigned short", "3, signed char"):
+            continue  # 12 sums, 4 widened keys and a query: one more than there are registers, so a sum waits in L1
+        # The loop with the shift is exp: its constants may wait in L1.
+        loops = [loop for loop in inner_loops(code, sums) if not any("vpslld" in line for line in loop)]
         assert len(loops) >= 2, f"{what}: no loops of scores and values found"
         for loop in loops:
             assert not [line for line in loop if STACK_VECTOR.search(line)], f"{isa}, {what}"
