@@ -31,12 +31,13 @@ struct BF16 {
 template <class F>
 struct FloatKernel {
   static constexpr int kStep = 8;  // k between two prefetches
+  static constexpr WeightKind kKind = F::kKind;
+  static constexpr int kColumns = kGroupColumns;
 
-  static size_t group_bytes(const LinearArgs& a) { return rootlet::group_bytes(F::kKind, a.k); }
   static int num_steps(const LinearArgs& a) { return (a.k + kStep - 1) / kStep; }
 
   template <int R>
-  static __attribute__((noinline)) void tile(const LinearArgs& a, const uint8_t* weights, int row, Prefetch pf, float (*acc)[kGroupColumns]) {
+  static __attribute__((noinline)) void tile(const LinearArgs& a, const uint8_t* weights, int row, Prefetch pf, float (*acc)[kColumns]) {
     const auto* w = reinterpret_cast<const typename F::Stored*>(weights);
     const float* x[R];
     f32x8 lo[R], hi[R];

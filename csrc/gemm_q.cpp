@@ -1,7 +1,8 @@
 // Linear layers with quantised weights: int8 activations per block of 32, exact integer dot products, blocks summed in ascending order.
 //
-// Tiles of 4x16 or 8x16 (gemm_q_X.h), cut by tile_loop.h. Memory traffic: 4.5 to 8.5 bits a weight, once for each row tile (from cache, or prefetched).
-// Roofline on two AVX2 threads: at 1 row the memory bus (0.625 B a MAC for q4_1), from 8 rows on the integer multipliers.
+// Tiles of up to 4x16 or 6x32 (gemm_q_X.h), cut by tile_loop.h. Memory traffic: 4.5 to 8.5 bits a weight, once for each row tile (from cache, or
+// prefetched). Roofline: at few rows the memory bus (0.625 B a MAC for q4_1), then the multipliers: on two threads of AVX2 from 8 rows on, of AVX-512
+// with VNNI from about 10 on.
 #include <cstring>
 
 #include "rootlet/block_scale.h"
@@ -22,11 +23,13 @@ namespace {
 
 template <class F>
 struct QuantKernel {
-  static size_t group_bytes(const LinearArgs& a) { return rootlet::group_bytes(F::kKind, a.k); }
-  static int num_steps(const LinearArgs& a) { return a.k / kQuantBlock; }
+  static constexpr WeightKind kKind = F::kKind;
+  static constexpr int kColumns = kUnitColumns;
+
+  static int num_steps(const LinearArgs& a) { return a.k / kQuantBlock * kBlockSteps; }
 
   template <int R>
-  RL_INLINE void tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kGroupColumns]) {
+  RL_INLINE void tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kColumns]) {
     quant_tile<F, R>(a, w, row, pf, acc);
   }
 };
@@ -100,16 +103,16 @@ template <class F>
 void pack_quant(const void* p, Worker& w) {
   const auto& a = *static_cast<const PackArgs*>(p);
   const int blocks = a.k / kQuantBlock;
-  const size_t source_row = row_bytes(F::kKind, a.k), source_block = source_row / static_cast<size_t>(blocks);
-  const Range groups = w.share((a.n + kGroupColumns - 1) / kGroupColumns);
-  for (int g = groups.begin; g < groups.end; ++g) {
-    uint8_t* out = a.packed + static_cast<size_t>(g) * group_bytes(F::kKind, a.k);
-    const int cols = a.n - g * kGroupColumns < kGroupColumns ? a.n - g * kGroupColumns : kGroupColumns;
-    if (cols < kGroupColumns) memset(out, 0, group_bytes(F::kKind, a.k));
-    for (int b = 0; b < blocks; ++b) {
+  const size_t source_row = row_bytes(F::kKind, a.k), source_block = source_row / static_cast<size_t>(blocks), bytes = unit_bytes(F::kKind, a.k);
+  const Range units = w.share(num_units(F::kKind, a.n));
+  for (int u = units.begin; u < units.end; ++u) {
+    uint8_t* out = a.packed + static_cast<size_t>(u) * bytes;
+    const int cols = a.n - u * kUnitColumns < kUnitColumns ? a.n - u * kUnitColumns : kUnitColumns;
+    if (cols < kUnitColumns) memset(out, 0, bytes);
+    for (int b = 0; b < blocks; ++b, out += F::kUnitBytes) {
       for (int c = 0; c < cols; ++c) {
-        const uint8_t* row = a.source + static_cast<size_t>(g * kGroupColumns + c) * source_row;
-        pack_block<F>(row + static_cast<size_t>(b) * source_block, out + static_cast<size_t>(b) * F::kBytes, c);
+        const uint8_t* row = a.source + static_cast<size_t>(u * kUnitColumns + c) * source_row;
+        pack_block<F>(row + static_cast<size_t>(b) * source_block, out + c / kGroupColumns * F::kBytes, c % kGroupColumns);
       }
     }
   }

@@ -17,7 +17,6 @@
 #include <sys/syscall.h>
 #endif
 
-#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cstdlib>
@@ -130,6 +129,10 @@ const std::vector<int>& usable_cpus() {
 int HeldCaller::first_cpu() { return usable_cpus()[0]; }
 #endif
 
+struct alignas(64) Taken {
+  std::atomic<int> count{0};  // how many indices of one worker's share are handed out
+};
+
 // A value that waiters watch: moved on by one thread, waited for by many.
 struct alignas(64) Signal {
   std::atomic<uint32_t> value{0};
@@ -178,7 +181,7 @@ struct alignas(64) Signal {
 
 class Team {
  public:
-  Team(int size, bool pin) : size_(size), pin_(pin), workers_(new Worker[static_cast<size_t>(size)]) {
+  Team(int size, bool pin) : size_(size), pin_(pin), workers_(new Worker[static_cast<size_t>(size)]), taken_(new Taken[static_cast<size_t>(size)]) {
     for (int i = 0; i < size; ++i) {
       workers_[i].thread_ = i;
       workers_[i].num_threads_ = size;
@@ -216,13 +219,13 @@ class Team {
 
   void barrier() {
     if (size_ == 1) {
-      counter_.store(0, std::memory_order_relaxed);
+      reset_counters();
       return;
     }
     const uint32_t seen = meet_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
       arrived_.store(0, std::memory_order_relaxed);
-      counter_.store(0, std::memory_order_relaxed);
+      reset_counters();
       meet_.advance();
     } else {
       meet_.wait_in_run(seen);
@@ -231,7 +234,14 @@ class Team {
 
   int take(int count) { return counter_.fetch_add(count, std::memory_order_relaxed); }
 
+  std::atomic<int>& taken(int worker) { return taken_[worker].count; }
+
  private:
+  void reset_counters() {
+    counter_.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < size_; ++i) taken_[i].count.store(0, std::memory_order_relaxed);
+  }
+
   template <bool kTimed>
   void enter(Worker& w, const Op* ops, int count, OpTimer* timers) {
     uint64_t begin = kTimed ? now_ns() : 0;
@@ -298,6 +308,7 @@ class Team {
   int size_;
   bool pin_;
   std::unique_ptr<Worker[]> workers_;
+  std::unique_ptr<Taken[]> taken_;
   std::vector<pthread_t> threads_;
   int forks_seen_ = 0;
   const Op* ops_ = nullptr;
@@ -313,12 +324,19 @@ void Worker::barrier() { team_->barrier(); }
 
 int Worker::take(int count) { return team_->take(count); }
 
-Range Worker::share(int n, int align) const {
-  const int64_t units = (static_cast<int64_t>(n) + align - 1) / align;
-  const int begin = static_cast<int>(std::min<int64_t>(n, units * thread_ / num_threads_ * align));
-  const int end = static_cast<int>(std::min<int64_t>(n, units * (thread_ + 1) / num_threads_ * align));
-  return {begin, end};
+int Worker::take_near(int n) {
+  for (int i = 0; i < num_threads_; ++i) {
+    const int owner = (thread_ + i) % num_threads_;
+    const Range share = share_of(n, 1, owner, num_threads_);
+    std::atomic<int>& taken = team_->taken(owner);
+    if (taken.load(std::memory_order_relaxed) >= share.end - share.begin) continue;
+    const int index = share.begin + taken.fetch_add(1, std::memory_order_relaxed);
+    if (index < share.end) return index;
+  }
+  return n;
 }
+
+Range Worker::share(int n, int align) const { return share_of(n, align, thread_, num_threads_); }
 
 void* Worker::scratch(size_t bytes) {
   if (bytes > scratch_bytes_) {

@@ -80,8 +80,8 @@ def test_linear_matches_float64(kind: str, isa: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_instruction_set_gives_the_scalar_bits(kind: str) -> None:
-    weight, _ = make_weight(kind, 40, 160)
-    for rows in (1, 2, 3, 4, 9):
+    weight, _ = make_weight(kind, 88, 160)  # two units of columns and a part, more groups than one
+    for rows in (1, 2, 3, 4, 5, 6, 9, 13, 40):
         x = activations(rows, 160, seed=rows)
         results = []
         for isa in ISAS:
@@ -115,6 +115,21 @@ def test_a_row_has_the_same_bits_alone_and_anywhere_in_a_batch(kind: str) -> Non
     for cut in (1, 2, 3, 5, 130):
         parts = torch.cat((TABLE.linear(x[:cut], weight), TABLE.linear(x[cut:], weight)))
         assert torch.equal(parts, whole), f"cut at {cut}"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_at_every_place_in_a_batch_of_1_to_32(kind: str, isa: str) -> None:
+    """One row moved through every position of every batch: each tile height, each place in a tile, both kinds of hand-out."""
+    _native.force_isa(isa)
+    weight, _ = make_weight(kind, 72, 64)  # two units of columns and a part
+    others, row = activations(32, 64, seed=5), activations(1, 64, seed=6)
+    alone = TABLE.linear(row, weight)[0]
+    for rows in range(1, 33):
+        for place in range(rows):
+            x = others[:rows].clone()
+            x[place] = row[0]
+            assert torch.equal(TABLE.linear(x, weight)[place], alone), f"{kind} {isa}: row {place} of {rows}"
 
 
 @pytest.mark.parametrize("kind", ["f32", "q4_1", "q8_0"])

@@ -14,6 +14,8 @@
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
+constexpr int kBlockSteps = 1;
+
 RL_INLINE __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
 RL_INLINE __m256i four_k(const int8_t* q) {
@@ -55,7 +57,7 @@ struct BlockScales {
 };
 
 template <class F, int R>
-RL_INLINE void block_4bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kGroupColumns]) {
+RL_INLINE void block_4bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kUnitColumns]) {
   const __m256i mask = _mm256_set1_epi8(15);
   __m256i lo[R], hi[R];
   for (int r = 0; r < R; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
@@ -92,7 +94,7 @@ RL_INLINE void pair_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, 
 }
 
 template <class F, int R>
-RL_INLINE void block_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kGroupColumns]) {
+RL_INLINE void block_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kUnitColumns]) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i lo[R], hi[R];
   alignas(32) __m256i half[R][2];
@@ -115,7 +117,7 @@ RL_INLINE void block_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride,
 }
 
 template <class F, int R>
-RL_INLINE void block_8bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kGroupColumns]) {
+RL_INLINE void block_8bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kUnitColumns]) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i lo[R], hi[R];
   for (int r = 0; r < R; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
@@ -138,21 +140,26 @@ RL_INLINE void block_8bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride,
   }
 }
 
+// One block of the group at `w`, into the sums of its 16 columns.
 template <class F, int R>
-__attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kGroupColumns]) {
+RL_INLINE void add_block(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kUnitColumns]) {
+  if constexpr (F::kBits == 4) block_4bit<F, R>(w, q, q_stride, s, s_stride, acc);
+  if constexpr (F::kBits == 5) block_5bit<F, R>(w, q, q_stride, s, s_stride, acc);
+  if constexpr (F::kBits == 8) block_8bit<F, R>(w, q, q_stride, s, s_stride, acc);
+  asm volatile("" ::: "memory");  // float accumulators stay in memory
+}
+
+template <class F, int R>
+__attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kUnitColumns]) {
   const int blocks = a.k / kQuantBlock;
   const int8_t* q = a.q + static_cast<ptrdiff_t>(row) * a.k;
   const ActScale* s = a.scales + static_cast<ptrdiff_t>(row) * blocks;
-  for (int r = 0; r < R; ++r) {
-    store(acc[r], set1(0.0f));
-    store(acc[r] + 8, set1(0.0f));
-  }
-  for (int b = 0; b < blocks; ++b, w += F::kBytes, q += kQuantBlock, ++s) {
-    fetch(pf);
-    if constexpr (F::kBits == 4) block_4bit<F, R>(w, q, a.k, s, blocks, acc);
-    if constexpr (F::kBits == 5) block_5bit<F, R>(w, q, a.k, s, blocks, acc);
-    if constexpr (F::kBits == 8) block_8bit<F, R>(w, q, a.k, s, blocks, acc);
-    asm volatile("" ::: "memory");  // float accumulators stay in memory
+  for (int i = 0; i < R * kUnitColumns; i += 8) store(acc[0] + i, set1(0.0f));
+  for (int b = 0; b < blocks; ++b, q += kQuantBlock, ++s) {
+    fetch_part<F::kUnitBytes, 0, kBlockSteps>(pf, w);
+    for (int g = 0; g < kUnitGroups; ++g, w += F::kBytes) {
+      add_block<F, R>(w, q, a.k, s, blocks, reinterpret_cast<float(*)[kUnitColumns]>(acc[0] + g * kGroupColumns));
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// Argument blocks of the linear layer: packing at load, activation quantisation, matrix product. Design: 16 output columns form a group, whose weights
-// are one sequential stream that is read once for each tile of up to 4 rows.
+// Argument blocks of the linear layer: packing at load, activation quantisation, matrix product. Design: 16 output columns form a group, and one or two
+// groups a unit, whose weights are one sequential stream that is read once for each tile of a few rows.
 #pragma once
 #include "rootlet/elementwise.h"
 
@@ -42,11 +42,20 @@ RL_SHARED constexpr size_t group_bytes(WeightKind kind, int k) {
   return is_block_kind(kind) ? static_cast<size_t>(k) / 32 * packed_block_bytes(kind) : row_bytes(kind, k) * kGroupColumns;
 }
 
+// Groups whose weights are packed alternately, block by block, for tiles that are as wide.
+RL_SHARED constexpr int unit_groups(WeightKind kind) { return is_block_kind(kind) ? 2 : 1; }
+
+RL_SHARED constexpr int unit_columns(WeightKind kind) { return unit_groups(kind) * kGroupColumns; }
+
+RL_SHARED constexpr size_t unit_bytes(WeightKind kind, int k) { return group_bytes(kind, k) * static_cast<size_t>(unit_groups(kind)); }
+
+RL_SHARED constexpr int num_units(WeightKind kind, int n) { return (n + unit_columns(kind) - 1) / unit_columns(kind); }
+
 struct PackArgs {
   WeightKind kind;
   int32_t n, k;
   const uint8_t* source;  // [n, row_bytes]
-  uint8_t* packed;        // [ceil(n / 16), group_bytes]; columns past n are zero
+  uint8_t* packed;        // [num_units, unit_bytes]; columns past n are zero
 };
 
 struct QuantizeArgs {

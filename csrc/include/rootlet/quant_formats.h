@@ -1,5 +1,5 @@
 // The block formats of quantised weights: 32 values that share scales. File form: GGUF. Packed form, for one block (32 k) of a
-// group of 16 columns (nothing is requantised; padding columns are zero):
+// group of 16 columns (nothing is requantised; padding columns are zero), block b of a unit's first group before block b of its second:
 //
 //   4- and 5-bit   256 B  nibbles: 4 pairs j of vectors (columns 0-7, then 8-15); dword c of a vector = 4 consecutive k of column c;
 //                         low nibbles = k 8j .. 8j+3, high nibbles = k 8j+4 .. 8j+7
@@ -22,7 +22,11 @@ struct Format {
   static constexpr int kScales = kBits == 8 ? 512 : kBits == 5 ? 320 : 256;
   static constexpr int kMinima = kScales + 32;
   static constexpr int kBytes = packed_block_bytes(kKind);
+  static constexpr int kUnitBytes = kBytes * unit_groups(kKind);  // one block of a unit
 };
+
+constexpr int kUnitGroups = unit_groups(WeightKind::kQ4_0);
+constexpr int kUnitColumns = unit_columns(WeightKind::kQ4_0);
 
 using Q4_0 = Format<WeightKind::kQ4_0, 4, false, 8>;
 using Q4_1 = Format<WeightKind::kQ4_1, 4, true, 0>;

@@ -15,6 +15,13 @@ struct Range {
   int end;
 };
 
+// Share `i` of `count` of [0, n), in multiples of `align` (the last may be short).
+RL_SHARED Range share_of(int n, int align, int i, int count) {
+  const int64_t units = (static_cast<int64_t>(n) + align - 1) / align;
+  const int64_t begin = units * i / count * align, end = units * (i + 1) / count * align;
+  return {static_cast<int>(begin < n ? begin : n), static_cast<int>(end < n ? end : n)};
+}
+
 // One thread's view of the run. Methods are out of line on purpose: a header inline compiled for one instruction set must not be linked into another.
 class Worker {
  public:
@@ -27,6 +34,10 @@ class Worker {
   // Hands out [0, ...) in steps of `count` to whichever worker asks: returns the first index of the claimed step. One counter lives between two
   // barriers, so an op takes from one loop only, and calls `barrier` before a second one.
   int take(int count = 1);
+
+  // Hands out [0, n), one index a call, this worker's own share first and in order, then what the others have left of theirs; n when nothing is left.
+  // The rules of `take` hold, and a loop takes by one of the two only.
+  int take_near(int n);
 
   // This worker's contiguous share of [0, n), in multiples of `align` (the last may be short).
   Range share(int n, int align = 1) const;

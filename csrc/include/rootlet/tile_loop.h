@@ -1,7 +1,6 @@
-// How a matrix product is cut: tiles of a few rows x 16 columns, every output in one accumulator from the first k to the last. Tails of fewer rows run
-// the same steps in the same order, so a row's bits are the same in any tile. Only the cut between threads changes with the batch:
-//   rows < 4   each worker a fixed run of column groups: its weights are one stream, prefetched ahead (memory-bound)
-//   rows >= 4  units of (128 rows, 1 group) handed out dynamically; each row tile prefetches its part of the next group's weights (compute-bound)
+// How a matrix product is cut: tiles of a few rows x one unit of columns, every output in one accumulator from the first k to the last. Fewer rows run
+// the same steps in the same order, so a row's bits are the same in any tile. Between threads the columns are cut: each worker goes through its own run
+// of units, which is one stream of weights, and helps the others when it is done. While a tile works it asks for its part of the next unit's weights.
 #pragma once
 #include "rootlet/linear.h"
 #include "rootlet/simd.h"
@@ -11,18 +10,19 @@ namespace rootlet::ROOTLET_ISA {
 namespace {
 
 #if defined(__AVX512VNNI__)
-constexpr int kTileRows = 8;  // twice the registers
+constexpr int kTileRows = 6;  // twice the registers
 #else
 constexpr int kTileRows = 4;
 #endif
-constexpr int kStreamRows = 4;  // from so many rows on, work is handed out dynamically
 constexpr int kRowBlock = 128;
-constexpr int kStreamAhead = 2048;  // bytes; 5 KB was slower, under 1 KB too late
+constexpr int kStreamAhead = 4096;  // bytes; 2 KB is as good at 1 row and 8 % slower at 4, 8 KB is slower at 1
 
-// Cache lines that a tile asks for while it works: `lines` a block, starting at `next`.
+// What a tile asks for while it works: `lines` cache lines a step from `next` on, or (`near`: it is the only tile of its unit) what lies kStreamAhead
+// past the weights that it reads, which needs no count and no pointer.
 struct Prefetch {
   const uint8_t* next;
   int lines;
+  bool near;
 };
 
 RL_INLINE void fetch(Prefetch& p) {
@@ -30,7 +30,19 @@ RL_INLINE void fetch(Prefetch& p) {
   p.next += p.lines * 64;
 }
 
-// out = acc (+ bias) (+ residual) for the first `cols` of 16 columns.
+// Part kPart of the kParts steps that one block of kBytes at `w` is worth.
+template <int kBytes, int kPart, int kParts>
+RL_INLINE void fetch_part(Prefetch& p, const uint8_t* w) {
+  constexpr int kLines = (kBytes + 63) / 64, kFirst = kLines * kPart / kParts, kLast = kLines * (kPart + 1) / kParts;
+  if (p.near) {
+#pragma GCC unroll 32
+    for (int i = kFirst; i < kLast; ++i) __builtin_prefetch(w + kStreamAhead + i * 64, 0, 3);
+  } else {
+    fetch(p);
+  }
+}
+
+// out = acc (+ bias) (+ residual) for the first `cols` columns of a unit.
 RL_INLINE void finish_row(const LinearArgs& a, const float* acc, int row, int col, int cols) {
   for (int h = 0; h < cols; h += 8) {
     const int n = cols - h < 8 ? cols - h : 8;
@@ -41,78 +53,55 @@ RL_INLINE void finish_row(const LinearArgs& a, const float* acc, int row, int co
   }
 }
 
-// Where a group's sums go: into the output.
+// Where a unit's sums go: into the output.
 struct ToOutput {
   const LinearArgs& a;
   int col, cols;
-  RL_SHARED ToOutput(const LinearArgs& args, int group)
-      : a(args), col(group * kGroupColumns), cols(args.n - col < kGroupColumns ? args.n - col : kGroupColumns) {}
+  RL_SHARED ToOutput(const LinearArgs& args, int first_col, int unit_cols)
+      : a(args), col(first_col), cols(args.n - col < unit_cols ? args.n - col : unit_cols) {}
   RL_SHARED void operator()(const float* acc, int row) const { finish_row(a, acc, row, col, cols); }
 };
 
-// Kernel::tile<R>(args, group weights, first row, prefetch, acc[R][16]); sink(acc of a row, row).
+// Kernel::tile<R>(args, weights of the unit, first row, prefetch, acc[R][kColumns]); sink(acc of a row, row).
 template <class Kernel, int R, class Sink>
-RL_INLINE void run_tile(const LinearArgs& a, int group, int row, Prefetch pf, const Sink& sink) {
-  alignas(64) float acc[R][kGroupColumns];
-  Kernel::template tile<R>(a, a.packed + static_cast<size_t>(group) * Kernel::group_bytes(a), row, pf, acc);
+RL_INLINE void run_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, const Sink& sink) {
+  alignas(64) float acc[R][Kernel::kColumns];
+  Kernel::template tile<R>(a, w, row, pf, acc);
   for (int r = 0; r < R; ++r) sink(acc[r], row + r);
 }
 
-// Rows [row, end): full tiles, then 4, 3, 2 or 1 rows. `next` moves on as each tile prefetches its part, up to `stop`.
+// One unit of columns, rows [row, end) in tiles of almost equal height. `go_on`: the next unit is wanted after it, so each tile asks for its part of the
+// stream, so far ahead that the first tile of each unit finds all of its weights at hand.
 template <class Kernel, class Sink>
-RL_INLINE void run_rows(const LinearArgs& a, int group, int row, int end, Prefetch pf, const uint8_t* stop, const Sink& sink) {
-  const int steps = Kernel::num_steps(a);
-  while (row < end) {
-    const int left = end - row;
-    const int rows = left >= kTileRows ? kTileRows : left >= 4 ? 4 : left;
+RL_INLINE void run_rows(const LinearArgs& a, int unit, int row, int end, bool go_on, const Sink& sink) {
+  const size_t bytes = unit_bytes(Kernel::kKind, a.k);
+  const uint8_t* w = a.packed + static_cast<size_t>(unit) * bytes;
+  const int steps = Kernel::num_steps(a), lines = static_cast<int>((bytes + 63) / 64);
+  int tiles = (end - row + kTileRows - 1) / kTileRows;
+  Prefetch pf{w + bytes - bytes / static_cast<size_t>(tiles) + kStreamAhead, (lines + tiles * steps - 1) / (tiles * steps), tiles == 1};
+  const uint8_t* stop = go_on ? pf.next + bytes : w + bytes;
+  for (; tiles > 0; --tiles) {
+    const int rows = (end - row + tiles - 1) / tiles;
     if (pf.next >= stop) pf.lines = 0;
-    if (rows == kTileRows) run_tile<Kernel, kTileRows>(a, group, row, pf, sink);
-    if (kTileRows > 4 && rows == 4) run_tile<Kernel, 4>(a, group, row, pf, sink);
-    if (rows == 3) run_tile<Kernel, 3>(a, group, row, pf, sink);
-    if (rows == 2) run_tile<Kernel, 2>(a, group, row, pf, sink);
-    if (rows == 1) run_tile<Kernel, 1>(a, group, row, pf, sink);
+    if (kTileRows == 6 && rows == 6) run_tile<Kernel, kTileRows>(a, w, row, pf, sink);
+    if (kTileRows == 6 && rows == 5) run_tile<Kernel, kTileRows - 1>(a, w, row, pf, sink);
+    if (rows == 4) run_tile<Kernel, 4>(a, w, row, pf, sink);
+    if (rows == 3) run_tile<Kernel, 3>(a, w, row, pf, sink);
+    if (rows == 2) run_tile<Kernel, 2>(a, w, row, pf, sink);
+    if (rows == 1) run_tile<Kernel, 1>(a, w, row, pf, sink);
     pf.next += static_cast<ptrdiff_t>(pf.lines) * steps * 64;
     row += rows;
   }
 }
 
 template <class Kernel>
-RL_INLINE void stream_groups(const LinearArgs& a, int rows, Range groups) {
-  const size_t bytes = Kernel::group_bytes(a);
-  const int steps = Kernel::num_steps(a);
-  const int lines = static_cast<int>((bytes / static_cast<size_t>(steps) + 63) / 64);
-  for (int g = groups.begin; g < groups.end; ++g) {
-    const uint8_t* ahead = a.packed + static_cast<size_t>(g) * bytes + kStreamAhead;
-    run_rows<Kernel>(a, g, 0, rows, {ahead, lines}, ahead + bytes, ToOutput(a, g));
-  }
-}
-
-template <class Kernel>
-RL_INLINE void run_unit(const LinearArgs& a, int group, int begin, int end) {
-  const size_t bytes = Kernel::group_bytes(a);
-  const int steps = Kernel::num_steps(a);
-  const int tiles = (end - begin + kTileRows - 1) / kTileRows;
-  const int tile_lines = (static_cast<int>(bytes / 64) + tiles) / tiles;
-  const uint8_t* next = a.packed + static_cast<size_t>(group + 1) * bytes;
-  run_rows<Kernel>(a, group, begin, end, {next, (tile_lines + steps - 1) / steps}, next + bytes, ToOutput(a, group));
-}
-
-template <class Kernel>
 RL_INLINE void run_product(const LinearArgs& a, Worker& w) {
-  const int rows = a.rows.get();
-  const int groups = (a.n + kGroupColumns - 1) / kGroupColumns;
-  if (rows < kStreamRows) {
-    if (rows > 0) stream_groups<Kernel>(a, rows, w.share(groups));
-    return;
-  }
-  const int units = (rows + kRowBlock - 1) / kRowBlock * groups;
-  const int wanted = units / (w.num_threads() * 8);
-  const int chunk = wanted < 1 ? 1 : wanted;
-  for (int u = w.take(chunk); u < units; u = w.take(chunk)) {
-    for (int i = u; i < units && i < u + chunk; ++i) {
-      const int begin = i / groups * kRowBlock;
-      run_unit<Kernel>(a, i % groups, begin, begin + kRowBlock < rows ? begin + kRowBlock : rows);
-    }
+  const int rows = a.rows.get(), units = num_units(Kernel::kKind, a.n);
+  const int all = (rows + kRowBlock - 1) / kRowBlock * units, mine = w.share(all).end;
+  for (int i = w.take_near(all); i < all; i = w.take_near(all)) {
+    const int unit = i % units, begin = i / units * kRowBlock;
+    run_rows<Kernel>(a, unit, begin, begin + kRowBlock < rows ? begin + kRowBlock : rows, i + 1 < mine && unit + 1 < units,
+                     ToOutput(a, unit * Kernel::kColumns, Kernel::kColumns));
   }
 }
 

@@ -28,15 +28,19 @@ def _silence() -> None:
         llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
 
 
-def requantized(source: Path, folder: Path) -> Path:
-    """`source` as Q4_0, made once in `folder` by llama.cpp itself."""
+FTYPES = {"q4_0": Q4_0_FTYPE, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9}
+"""llama.cpp's numbers of file types (LLAMA_FTYPE_MOSTLY_*)."""
+
+
+def requantized(source: Path, folder: Path, kind: str = "q4_0", *, pure: bool = False) -> Path:
+    """`source` as `kind`, made once in `folder` by llama.cpp itself. `pure`: every matrix, not only those that llama.cpp would choose."""
     import llama_cpp
 
-    target = folder / f"{source.stem}.Q4_0.gguf"
+    target = folder / f"{source.stem}.{kind.upper()}.gguf"
     if not target.exists():
         _silence()
         params = llama_cpp.llama_model_quantize_default_params()
-        params.allow_requantize, params.ftype = True, Q4_0_FTYPE
+        params.allow_requantize, params.ftype, params.pure = True, FTYPES[kind], pure
         failed = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
         assert not failed, f"llama.cpp could not requantise {source}"
     return target

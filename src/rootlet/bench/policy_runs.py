@@ -91,13 +91,10 @@ class StepCosts:
 
 
 class SmallerPool:
-    """`Executor`: another one, of which only part of the pool is used, so that one loaded model serves pools of any size. Notes the seconds of each
-    turn's step in `costs`."""
+    """`Executor`: another one, of which only part of the pool is used, so that one loaded model serves pools of any size."""
 
-    def __init__(self, inner: Executor, pool_len: int, costs: StepCosts) -> None:
+    def __init__(self, inner: Executor, pool_len: int) -> None:
         self._inner = inner
-        self._costs = costs
-        self._plan: StepPlan | None = None
         capacity = inner.capacity
         assert pool_len <= capacity.pool_len, f"a pool of {pool_len} tokens, the executor has {capacity.pool_len}"
         self._capacity = replace(capacity, num_pages=pool_len // capacity.page_size)
@@ -107,14 +104,10 @@ class SmallerPool:
         return self._capacity
 
     def submit(self, plan: StepPlan) -> None:
-        self._plan = plan
         self._inner.submit(plan)
 
     def collect(self) -> StepResult:
-        result = self._inner.collect()
-        assert self._plan is not None, "collect follows submit"
-        self._costs.add(self._plan, result.forward_s)
-        return result
+        return self._inner.collect()
 
     def control(self, op: ControlOp) -> dict[str, Any]:
         return self._inner.control(op)
@@ -136,8 +129,8 @@ class ModelledExecutor(InstantExecutor):
         self._clock.advance(self._costs.of(plan))
 
 
-def run(work: PolicyWorkload, setup: Setup, executor: Executor, clock: Clock) -> Outcome:
-    """All jobs at once, until the last has its tokens."""
+def run(work: PolicyWorkload, setup: Setup, executor: Executor, clock: Clock, *, costs: StepCosts | None = None) -> Outcome:
+    """All jobs at once, until the last has its tokens. `costs` is told each step and the seconds of its turn, planning and committing included."""
     stamps: dict[str, list[float]] = {}
 
     def collect(batch: BatchTokenIDOutput) -> None:
@@ -158,7 +151,10 @@ def run(work: PolicyWorkload, setup: Setup, executor: Executor, clock: Clock) ->
     messages = [request(f"r{i}", np.array(job.ids), job.max_new) for i, job in enumerate(work.jobs)]
     pool, pages = scheduler.state.kv.cache, executor.capacity.num_pages
     while messages or not scheduler.idle:
+        step, turned_s = scheduler.state.step, clock.now()
         turn(scheduler, messages, 1)
+        if costs is not None and scheduler.state.step > step:
+            costs.add(scheduler.state.plan_log[-1], clock.now() - turned_s)
         messages = []
         held.append(1.0 - pool.available_pages / pages)
     counters = scheduler.state.counters
@@ -177,7 +173,7 @@ def run(work: PolicyWorkload, setup: Setup, executor: Executor, clock: Clock) ->
 
 
 def measured(work: PolicyWorkload, setup: Setup, executor: Executor, costs: StepCosts) -> Outcome:
-    return run(work, setup, SmallerPool(executor, work.pool_len, costs), SystemClock())
+    return run(work, setup, SmallerPool(executor, work.pool_len), SystemClock(), costs=costs)
 
 
 def modelled(work: PolicyWorkload, setup: Setup, like: Capacity, costs: StepCosts) -> Outcome:

@@ -47,6 +47,7 @@ class PolicyWorkload:
 
 
 def workloads(encode: Encode, folder: Path | None) -> list[PolicyWorkload]:
+    """All three. `encode` makes token ids of a text; `folder` may hold the data files."""
     texts = _Texts(encode, folder)
     system = [texts.cut(SYSTEM_LEN) for _ in range(FAMILIES)]
     shared = _shuffled(Job(head + texts.cut(QUESTION_LEN), ANSWER_LEN) for _ in range(QUESTIONS) for head in system)

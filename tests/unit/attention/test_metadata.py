@@ -82,6 +82,23 @@ def test_a_step_of_the_same_rows_fills_the_tables_as_if_they_were_new() -> None:
         assert torch.equal(kept.out_cache_loc, fresh.out_cache_loc), step
 
 
+def test_groups_of_rows_with_shared_pages_advance_as_if_they_were_new() -> None:
+    pages = [np.array([1, 2, 3, 4, 5, 6, 7, 8, 10 + 2 * i, 11 + 2 * i]) for i in range(4)]
+    rows = [request(1 + i, 160, heads=1, kv_heads=1, dim=8, pages=p, seed=i) for i, p in enumerate(pages)]
+    kept = StepTables(capacity(20, 16, max_rows=4, max_step_tokens=64), 2)
+    same = np.arange(1, 5, dtype=np.int32)
+    for step in range(12):
+        plan = plan_of([(r, 132 + 3 * i + step, 133 + 3 * i + step) for i, r in enumerate(rows)], 16)
+        plan = replace(plan, mode=ForwardMode.DECODE, pool_rows=same)
+        kept.fill(plan)
+        fresh = StepTables(capacity(20, 16, max_rows=4, max_step_tokens=64), 2)
+        fresh.fill(plan)
+        n = int(fresh.meta.num_work[0])
+        assert int(kept.meta.num_work[0]) == n
+        assert fresh.meta.work[:n, 6].eq(128).all(), "one group, of one cut"
+        assert torch.equal(kept.meta.work[:n], fresh.meta.work[:n]), step
+
+
 def test_a_step_that_fails_half_way_is_not_taken_for_described() -> None:
     a = request(2, 60, heads=1, kv_heads=1, dim=8, pages=np.array([5, 1, 7, 9]), seed=0)
     tables = StepTables(capacity(12, 16, max_rows=4, max_step_tokens=64), 1)

@@ -70,7 +70,7 @@ def test_items_of_a_group_name_each_member_once_for_each_head() -> None:
         mine = items[items[:, 2] == head]
         named = [order[begin : begin + count].tolist() for count, begin in mine[:, [1, 7]].tolist()]
         assert sorted(x for part in named for x in part) == [*range(19), 30]
-        assert [x[3] for x in mine.tolist()] == [n[0] for n in named]
+        assert [x[3] for x in mine.tolist()] == [max(n, key=lambda i: prefix[i]) for n in named]
         assert [x[5] for x in mine.tolist()] == [int(prefix[n].max()) + 1 for n in named]
     assert items[:, 6].tolist() == [256] * 12 + [512] * 6
     assert len(items) >= 8

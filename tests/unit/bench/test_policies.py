@@ -85,14 +85,14 @@ def test_a_run_on_a_virtual_clock_by_hand() -> None:
 
 def test_a_smaller_pool_is_part_of_a_larger_one() -> None:
     costs = StepCosts()
-    small = SmallerPool(InstantExecutor(LIKE), 128, costs)
+    small = SmallerPool(InstantExecutor(LIKE), 128)
     assert (small.capacity.num_pages, small.capacity.page_size) == (8, 16)
     work = PolicyWorkload("w", tuple(Job(tuple(range(4 + i, 34 + i)), 40) for i in range(3)), pool_len=128, max_running=3, chunk_len=64)
-    outcome = run(work, Setup("fcfs", True, 16), small, VirtualClock())
+    outcome = run(work, Setup("fcfs", True, 16), small, VirtualClock(), costs=costs)
     assert outcome.kv_peak <= 1.0
     assert len(costs.seconds) == len(costs.rows) > 40, "each step was noted"
     with pytest.raises(AssertionError, match="pool of 4096"):
-        SmallerPool(InstantExecutor(LIKE), 4096, costs)
+        SmallerPool(InstantExecutor(LIKE), 4096)
 
 
 def outcome(ttft_s: float) -> Outcome:

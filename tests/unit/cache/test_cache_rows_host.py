@@ -454,6 +454,15 @@ def test_events_name_the_tier() -> None:
     assert gone == BlockRemoved(stored.block_hashes, HOST)
 
 
+def test_what_a_request_brings_back_by_computing_it_is_told() -> None:
+    bench = host_bench(events=True)
+    both(bench, [1, 2, 3, 4])
+    squeeze(bench)
+    bench.hear()
+    bench.serve([1, 2, 3, 4])
+    assert [(event.medium, event.token_ids) for event in bench.hear()] == [(DEVICE, (1, 2, 3, 4))]
+
+
 def test_pretty_shows_what_is_where() -> None:
     bench = host_bench(states=9)
     both(bench, [1, 2, 3, 4])
