@@ -436,7 +436,9 @@ class CacheMachine(RuleBasedStateMachine):
         space = space_of(namespace)
         length = self.oracle.match(space, want)
         far = self.oracle.match_len(space, want, host=True)
+        callers = self.oracle.lock(space, want[:length])  # keeps a window, which is no room then
         expected = self._start_load(space, want[:far], far - length)
+        self._drop(callers)
         assert self.bench.load_back(list(want), namespace) == expected
         return expected
 
