@@ -13,7 +13,7 @@ RIVAL ?=
 TORCH ?= torch==2.13.0
 NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup build model serve chat test test-all check format layers loc bench bench-chat bench-check bench-control bench-fairness bench-http bench-neighbour bench-policies bench-python bench-quality bench-replay bench-step bench-trace torture trace-demo rows clean
+.PHONY: help setup build model serve chat test test-all test-arm check format layers loc bench bench-chat bench-check bench-control bench-fairness bench-http bench-neighbour bench-policies bench-python bench-quality bench-replay bench-step bench-trace torture trace-demo rows clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -59,6 +59,10 @@ test: $(VENV)/.dev model ## all tests that need no GPU and no patience
 
 test-all: $(VENV)/.dev model ## the long property profiles and slow suites too
 	@ROOTLET_HYPOTHESIS_PROFILE=long $(BIN)/pytest tests --timeout 7200 $(ARGS)
+
+test-arm: $(VENV)/.dev ## the kernels cross-compiled for AArch64, under an emulator (needs g++-aarch64-linux-gnu and qemu-user)
+	@command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null || { echo "missing: apt-get install g++-aarch64-linux-gnu qemu-user"; exit 1; }
+	@$(BIN)/pytest tests/equality/test_kernel_bits.py $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, layers, house rules
 	@$(BIN)/ruff format --check src tests

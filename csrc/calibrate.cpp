@@ -60,6 +60,36 @@ RL_INLINE int64_t multiply_add(int64_t rounds, int32_t* sink) {
   *sink += _mm256_extract_epi16(_mm256_add_epi16(low, _mm256_add_epi16(_mm256_add_epi16(c4, c5), _mm256_add_epi16(c6, c7))), 0);
   return rounds * 8 * 32;
 }
+#elif defined(ROOTLET_NEON)
+#if defined(__ARM_FEATURE_DOTPROD)
+using Products = int32x4_t;
+constexpr int kProducts = 16;
+RL_INLINE Products add_products(Products acc, int8x16_t a, int8x16_t b) { return vdotq_s32(acc, a, b); }
+RL_INLINE int32_t joined(Products x) { return vaddvq_s32(x); }
+#else
+using Products = int16x8_t;
+constexpr int kProducts = 8;
+RL_INLINE Products add_products(Products acc, int8x16_t a, int8x16_t b) { return vmlal_high_s8(acc, a, b); }
+RL_INLINE int32_t joined(Products x) { return vaddvq_s16(x); }
+#endif
+
+RL_INLINE int64_t multiply_add(int64_t rounds, int32_t* sink) {
+  const int8x16_t a = vdupq_n_s8(3), b = vdupq_n_s8(5);
+  Products c0 = {}, c1 = {}, c2 = {}, c3 = {}, c4 = {}, c5 = {}, c6 = {}, c7 = {};
+  for (int64_t i = 0; i < rounds; ++i) {
+    c0 = add_products(c0, a, b);
+    c1 = add_products(c1, a, b);
+    c2 = add_products(c2, a, b);
+    c3 = add_products(c3, a, b);
+    c4 = add_products(c4, a, b);
+    c5 = add_products(c5, a, b);
+    c6 = add_products(c6, a, b);
+    c7 = add_products(c7, a, b);
+    asm volatile("" : "+w"(c0), "+w"(c1), "+w"(c2), "+w"(c3), "+w"(c4), "+w"(c5), "+w"(c6), "+w"(c7));
+  }
+  *sink += joined(c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7);
+  return rounds * 8 * kProducts;
+}
 #else
 RL_INLINE int64_t multiply_add(int64_t rounds, int32_t* sink) {
   int32_t a = 3, acc = 0;

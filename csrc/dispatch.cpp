@@ -1,6 +1,10 @@
 // The table of ops by instruction set, filled by static registration before main, and the choice among the sets.
 #include "rootlet/dispatch.h"
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include <cstring>
 #include <map>
 #include <stdexcept>
@@ -22,6 +26,13 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
 }
+#elif defined(__aarch64__) && defined(__linux__)
+constexpr unsigned long kHwcapDotProduct = 1ul << 20;  // HWCAP_ASIMDDP of the kernel's interface, which old C libraries do not name
+bool has_dotprod() { return (getauxval(AT_HWCAP) & kHwcapDotProduct) != 0; }
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+bool has_dotprod() { return true; }  // the whole build asks for it
+#elif defined(__aarch64__)
+bool has_dotprod() { return false; }  // no portable way to ask
 #endif
 
 // Slowest first; "auto" takes the last one that is built and usable.
@@ -30,6 +41,9 @@ constexpr Isa kIsas[] = {
 #if defined(__x86_64__)
     {"avx2", has_avx2},
     {"avx512", has_avx512},
+#elif defined(__aarch64__)
+    {"neon", always},
+    {"dotprod", has_dotprod},
 #endif
 };
 

@@ -14,6 +14,8 @@
 #include "rootlet/gemm_q_avx512.h"
 #elif defined(__AVX2__)
 #include "rootlet/gemm_q_avx2.h"
+#elif defined(ROOTLET_NEON)
+#include "rootlet/gemm_q_neon.h"
 #else
 #include "rootlet/gemm_q_scalar.h"
 #endif

@@ -1,5 +1,6 @@
-// One kernel source file is compiled once for each instruction set, in namespace rootlet::ROOTLET_ISA (CMakeLists.txt defines it), and registers its
-// ops by name. A new instruction set is a simd_X.h (and, where the portable loop is not enough, a gemm_q_X.h) plus one line in CMakeLists.txt.
+// One kernel source file is compiled once for each instruction set, in namespace rootlet::ROOTLET_ISA (kernels.cmake defines it), and registers its
+// ops by name. A new instruction set is a simd_X.h (and, where the portable loop is not enough, a gemm_q_X.h), its options in kernels.cmake and a line
+// in dispatch.cpp.
 //
 //     namespace rootlet::ROOTLET_ISA { namespace {
 //     void rms_norm(const void* p, Worker& w) { auto& a = *static_cast<const RmsNormArgs*>(p); ... }

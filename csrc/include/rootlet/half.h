@@ -29,6 +29,10 @@ RL_INLINE float bf16_to_f32(uint16_t h) { return float_of(static_cast<uint32_t>(
 RL_INLINE float f16_to_f32(uint16_t h) {
 #if defined(__F16C__)
   return _cvtsh_ss(h);
+#elif defined(ROOTLET_NEON)
+  __fp16 x;
+  memcpy(&x, &h, 2);
+  return x;
 #else
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t rest = static_cast<uint32_t>(h & 0x7fffu) << 13;

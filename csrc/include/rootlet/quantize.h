@@ -2,6 +2,8 @@
 #pragma once
 #if defined(__AVX2__)
 #include "rootlet/quantize_avx2.h"
+#elif defined(ROOTLET_NEON)
+#include "rootlet/quantize_neon.h"
 #else
 #include "rootlet/quantize_scalar.h"
 #endif

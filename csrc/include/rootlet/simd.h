@@ -5,6 +5,8 @@
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "rootlet/simd_avx2.h"
+#elif defined(ROOTLET_NEON)
+#include "rootlet/simd_neon.h"
 #else
 #include "rootlet/simd_scalar.h"
 #endif

@@ -1,0 +1,30 @@
+# The kernel files, once for each instruction set that this processor's family may have. Included by the extension module and by the test program.
+# A kernel's bits must not depend on the compiler's mood: no contraction of a * b + c, no reassociation (never -ffast-math).
+set(KERNEL_OPTIONS -O3 -ffp-contract=off -fno-math-errno -Wall -Wextra -Wconversion -Wno-sign-conversion -Wno-psabi)
+set(KERNEL_FOLDER ${CMAKE_CURRENT_LIST_DIR})
+set(KERNELS gemm.cpp gemm_q.cpp norm_rope.cpp attention.cpp store_kv.cpp sample.cpp calibrate.cpp)
+
+set(ISAS scalar)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND ISAS avx2)
+  set(avx2_OPTIONS -mavx2 -mfma -mf16c)
+  list(APPEND ISAS avx512)
+  set(avx512_OPTIONS ${avx2_OPTIONS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
+  list(APPEND ISAS neon)
+  set(neon_OPTIONS -DROOTLET_NEON)
+  list(APPEND ISAS dotprod)
+  set(dotprod_OPTIONS ${neon_OPTIONS} -march=armv8.2-a+dotprod)
+endif()
+
+# Adds the kernels of every set to `target`.
+function(add_kernels target)
+  list(TRANSFORM KERNELS PREPEND ${KERNEL_FOLDER}/ OUTPUT_VARIABLE sources)
+  foreach(isa ${ISAS})
+    add_library(kernels_${isa} OBJECT ${sources})
+    target_include_directories(kernels_${isa} PRIVATE ${KERNEL_FOLDER}/include)
+    target_compile_definitions(kernels_${isa} PRIVATE ROOTLET_ISA=${isa})
+    target_compile_options(kernels_${isa} PRIVATE ${KERNEL_OPTIONS} ${${isa}_OPTIONS})
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:kernels_${isa}>)
+  endforeach()
+endfunction()
