@@ -210,6 +210,22 @@ def test_random_scripts_keep_every_invariant_and_every_token(house: dict[str, An
     script.check_all_replies()
 
 
+def test_a_retraction_after_each_token_ends_though_slowly() -> None:
+    """One row at a time, each token behind a whole context computed anew: found by the long profile, which had taken it for a standstill."""
+    script = script_of(
+        {
+            "page_size": 1, "num_pages": 44, "depth": 3, "mode": "eager", "parts": "full+swa+mamba", "window_len": 1, "num_window_pages": 1,
+            "num_states": 1, "grid_pages": 1, "eos_rate": 0.0, "schedule_policy": "dfs-weight", "mixed_chunk": True, "chunked_prefill": 0,
+            "max_prefill": 8, "max_running": 8, "max_queue": 4, "aging": 64, "preempt_gap": -1, "min_free_slots": 2, "decode_interval": 4,
+            "retract_every": 1, "conservativeness": 1.0, "cache": CacheArgs(), "capacity": {"max_context_len": 96, "max_step_tokens": 48},
+        }
+    )  # fmt: skip
+    player = Player(script)
+    player.play(("burst", 7, 10, 12))
+    script.run()
+    script.check_all_replies()
+
+
 @settings(max_examples=400 if LONG else 40, deadline=None, derandomize=not LONG, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(house=houses, script_events=st.lists(events, min_size=MIN_EVENTS, max_size=MAX_EVENTS))
 def test_same_script_gives_the_same_plans(house: dict[str, Any], script_events: list[tuple[Any, ...]]) -> None:
