@@ -11,6 +11,7 @@ import cyclopts
 
 from rootlet.cli.chat_http import Messages, answers_of
 from rootlet.cli.flags import LOCAL, given, with_knobs
+from rootlet.core.env import environment
 
 Answer = Callable[[Messages], Generator[str, None, None]]
 HELP = "/reset forgets the conversation, /help shows this, /quit or Ctrl-D ends"
@@ -68,7 +69,8 @@ def chat(
     prompt = "> " if sys.stdin.isatty() else ""
     if url is not None:
         request = sampling | given({"model": model})
-        converse(answers_of(url, flags.get("api_key"), request), system, lambda: input(prompt))
+        key = flags.get("api_key") or environment().get("ROOTLET_API_KEY")
+        converse(answers_of(url, key, request), system, lambda: input(prompt))
         return 0
     from rootlet.cli.local_engine import open_engine
 

@@ -24,7 +24,8 @@ def call(url: str, key: str | None, path: str, body: dict[str, Any] | None = Non
     """GET, or POST with a body. Returns the reply's text. Raises `Unavailable` with the server's own words."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{url.rstrip('/')}{path}", data, headers)
+    base = url if "://" in url else f"http://{url}"
+    request = urllib.request.Request(f"{base.rstrip('/')}{path}", data, headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
             return str(reply.read().decode())

@@ -16,4 +16,6 @@ def replay(record: Path) -> int:
     for number, recorded, replayed in outcome.differing:
         print(f"plan {number} differs:\n  recorded  {recorded}\n  replayed  {replayed}")
     print(f"{outcome.plans} plans replayed in {outcome.turns} turns with {outcome.messages} messages, {len(outcome.differing)} differing")
+    if outcome.cut:
+        print("the record breaks off within its last line: what came after it is unknown")
     return 1 if outcome.differing else 0

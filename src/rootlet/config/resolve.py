@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from pathlib import Path
 
 from rootlet.config.schema import RuntimeConfig, ServerArgs
 from rootlet.core.errors import BadConfig
@@ -56,6 +57,9 @@ def _check_together(config: RuntimeConfig) -> None:
     page, chunk = config.cache.page_size, config.scheduler.chunked_prefill
     if 0 < chunk < page:
         raise BadConfig(f"--chunked-prefill {chunk} is smaller than --page-size {page}: no chunk would fill a page")
+    record = config.scheduler.record
+    if record is not None and not Path(record).absolute().parent.is_dir():
+        raise BadConfig(f"--record {record}: there is no folder {Path(record).absolute().parent}")
     _check_kv_events(config)
     api_keys(config.server)
     if page & (page - 1):

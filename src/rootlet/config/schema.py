@@ -39,7 +39,11 @@ class ModelArgs:
 @dataclass(frozen=True, slots=True)
 class CacheArgs:
     page_size: int = knob(
-        16, "tokens a KV page; native CPU attention takes multiples of 16, others run on the reference", low=1, high=128, unit="tokens"
+        16,
+        "tokens a KV page, a power of two; native attention takes 16 or more, smaller ones run on the reference",
+        low=1,
+        high=128,
+        unit="tokens",
     )
     mem: str = knob("auto", "memory of the KV pool: auto, or GiB as a number", unit="GiB")
     max_total_tokens: int | None = knob(None, "KV pool size in tokens; wins over --mem", low=16, unit="tokens")

@@ -32,14 +32,17 @@ class LoopThread:
         """
         self._check_open(work)
         started: list[asyncio.Task[Any]] = []
-        future = asyncio.run_coroutine_threadsafe(_noted(work, started), self._loop)
-        try:
+        noted, future = _noted(work, started), None
+        try:  # around the handing over too: it lets other threads run, so an interruption often comes just there
+            future = asyncio.run_coroutine_threadsafe(noted, self._loop)
             return future.result()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
-            if not future.done():
+            if future is None or not future.done():
                 asyncio.run_coroutine_threadsafe(_ended(started), self._loop).result()
+                noted.close()  # both: never handed over, or over already
+                work.close()
 
     async def awaited(self, work: Coroutine[Any, Any, T]) -> T:
         """As `run`, from a coroutine on any loop. Cancelling it cancels `work`."""
@@ -74,4 +77,4 @@ async def _ended(started: list[asyncio.Task[Any]]) -> None:
     """Runs after `_noted` has begun: the loop keeps the order in which a thread hands work over."""
     for task in started:
         task.cancel()
-    await asyncio.wait(started)
+    await asyncio.gather(*started, return_exceptions=True)

@@ -56,7 +56,7 @@ def check_prompt(req: GenerateReq, input_ids: Sequence[int], ready: SchedulerRea
         raise InvalidValue("logprob_start_len", f"the first prompt position must be in [0, {prompt_len}], got {start}")
 
 
-def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_logprobs: int) -> None:
+def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_queue: int, max_logprobs: int) -> None:
     """Everything but the prompt's length, so that a bad value is refused before tokenizing. Raises `InvalidValue`, `Unsupported` for adapters."""
     if (req.prompt is None) == (req.input_ids is None):
         raise InvalidValue(req.param, f"exactly one of text and token ids must be given as {req.param}")
@@ -70,6 +70,8 @@ def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_lo
     if req.deadline_s is not None and not req.deadline_s > 0:
         raise InvalidValue("timeout", f"the deadline must be above 0 seconds, got {req.deadline_s}")
     validate(req.sampling, ready.vocab_size, max_n=max_n)
+    if req.sampling.n > max_queue:
+        raise InvalidValue("n", f"n is {req.sampling.n}, more choices than may wait at once on this server, {max_queue} (limit: --max-queue)")
     if req.logprobs is not None:
         _check_logprobs(req.logprobs, ready.vocab_size, max_logprobs)
 

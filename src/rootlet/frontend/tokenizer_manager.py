@@ -165,8 +165,9 @@ class TokenizerManager:
         are chunks with a finish of kind ERROR or ABORT. Closing or cancelling aborts every choice at once.
         """
         ready = self._check_open()
-        check_request(req, ready, max_n=self._config.server.max_n, max_logprobs=self._config.server.max_logprobs)
-        state = self._table.add(req, max_open=ready.max_rows + self._config.scheduler.max_queue)
+        server, max_queue = self._config.server, self._config.scheduler.max_queue
+        check_request(req, ready, max_n=server.max_n, max_queue=max_queue, max_logprobs=server.max_logprobs)
+        state = self._table.add(req, max_open=ready.max_rows + max_queue)
         try:
             await self._dispatch(state, req)
             started = False

@@ -23,12 +23,14 @@ from rootlet.scheduler.scheduler import Scheduler, Sinks
 
 @dataclass(slots=True)
 class Outcome:
-    """`plans`, `turns` and `messages` replayed; `differing`: (number of the plan, recorded, replayed) of the first difference, [] = none."""
+    """`plans`, `turns` and `messages` replayed; `differing`: (number of the plan, recorded, replayed) of the first difference, [] = none.
+    `cut`: the file ends within a line, so what came after is unknown."""
 
     plans: int = 0
     turns: int = 0
     messages: int = 0
     differing: list[tuple[int, str, str]] = field(default_factory=list)
+    cut: bool = False
 
 
 class _RecordEnds(Exception):
@@ -122,6 +124,7 @@ def replay(path: Path) -> Outcome:
     head = lines[0]
     assert isinstance(head, Head)
     script = _Script(lines, head)
+    script.outcome.cut = not path.read_bytes().endswith(b"\n")
     scheduler = Scheduler(
         executor=script,
         scheduler_args=replace(head.scheduler, record=None),

@@ -30,6 +30,7 @@ def test_what_the_user_chose_stays() -> None:
     [
         ({"chunked_prefill": 8, "page_size": 16}, "--chunked-prefill 8"),
         ({"page_size": 24}, "power of two"),
+        ({"record": "/no such folder/record"}, "--record /no such folder/record: there is no folder"),
         ({"mem": "lots"}, "--mem"),
         ({"mem": "0"}, "--mem"),
         ({"mem": "nan"}, "--mem"),

@@ -434,6 +434,19 @@ def test_a_failure_before_the_first_chunk_is_raised_and_later_is_a_chunk(finish:
 
 
 @scenario
+async def test_more_choices_than_may_ever_wait_are_refused_for_good() -> None:
+    """Not as a full queue: trying again later would never help."""
+    front = Front(max_queue=2)
+    readers = [front.reads(_req(sampling={"n": n})) for n in (2, 3)]
+    await settle()
+    assert readers[0].error is None
+    assert isinstance(readers[1].error, InvalidValue)
+    assert (readers[1].error.param, "--max-queue" in str(readers[1].error)) == ("n", True)
+    readers[0].task.cancel()
+    await settle()
+
+
+@scenario
 async def test_row_39_the_queue_is_bounded_at_the_door() -> None:
     front = Front(max_queue=2)
     readers = [front.reads(_req()) for _ in range(8)]
