@@ -29,6 +29,7 @@ from rootlet.ipc.messages import (
     GetStateReq,
     GetStateReqOutput,
     HealthTick,
+    PauseReq,
     SchedulerError,
     SchedulerReady,
     StopReq,
@@ -496,6 +497,18 @@ async def test_row_86_draining_refuses_new_requests_and_finishes_old_ones() -> N
     await settle()
     assert (old.text, old.chunks[-1].finish) == ("A", LENGTH)
     assert front.manager.health() == (True, "draining")
+
+
+@scenario
+async def test_row_86_what_was_paused_can_be_told_to_go_on_while_the_server_drains() -> None:
+    front = Front()
+    front.manager.begin_drain()
+    going_on = asyncio.create_task(front.manager.control.resume())
+    await settle()
+    (asked,) = (m for m in front.sent if isinstance(m, PauseReq))
+    assert not asked.paused
+    front.manager.handle(GetStateReqOutput(asked.req_id, {"paused": False}))
+    assert await going_on == {"paused": False}
 
 
 @scenario
