@@ -190,7 +190,7 @@ def _busy(server: Live, *, prompts: int, for_s: float) -> None:
             jobs = [pool.submit(post, base, PLAIN, {"prompt": prompt(CTX - 10, k), "max_tokens": 5, "ignore_eos": True}) for k in range(prompts)]
             inside(prompts)
         with httpx.Client(base_url=base, timeout=60.0, verify=False) as client:
-            while not slow_generate or not all(job.done() for job in jobs) and clock.now_s() < for_s:
+            while not slow_generate or (not all(job.done() for job in jobs) and clock.now_s() < for_s):
                 begun_s = clock.now_s()
                 assert client.get("/health_generate").status_code == 200
                 slow_generate.append(clock.now_s() - begun_s)

@@ -42,7 +42,7 @@ class ServerProcess:
         return dict(json.loads(self.get("/get_server_info")))
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Learn the address from the log, then poll `/ready` until it answers 200. Raises with the log's tail when the process ends or the time is over."""
+        """Reads the address from the log, then polls `/ready` until it answers 200. Raises with the log's tail at the end of process or time."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
