@@ -23,8 +23,8 @@ import httpx
 import psutil
 import pytest
 
-from fixtures.granted import Granted
-from fixtures.live_server import held, until
+from fixtures.granted import Granted, until
+from fixtures.live_server import held
 from rootlet.bench.server_process import ServerProcess
 
 pytestmark = pytest.mark.process

@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from fixtures.chain_model import Chain, make_chain
-from fixtures.live_server import Live, live, tiny_flags, until
+from fixtures.granted import until
+from fixtures.live_server import Live, live, tiny_flags
 from fixtures.wire import HealthProbe, RawReader, assert_refused, connect, events_of, generation, joined, post, request_bytes, stream, whole
 
 pytestmark = pytest.mark.process

@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fixtures.live_server import IDLE_S, Live, body, live, prompt, tiny_flags, tiny_llama, until
+from fixtures.granted import until
+from fixtures.live_server import IDLE_S, Live, body, live, prompt, tiny_flags, tiny_llama
 
 pytestmark = pytest.mark.process
 

@@ -18,8 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from fixtures.granted import Granted
-from fixtures.live_server import Live, held, live, prompt, tiny_flags, tiny_llama, until
+from fixtures.granted import Granted, until
+from fixtures.live_server import Live, held, live, prompt, tiny_flags, tiny_llama
 from fixtures.ports import port_of, reserved_port
 from fixtures.wire import HealthProbe, connect, post, request_bytes, strict_json
 from rootlet.bench.server_process import ServerProcess, running_server

@@ -13,7 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from fixtures.live_server import Live, Reply, Solo, body, live, prompt, tiny_flags, tiny_llama, until
+from fixtures.granted import until
+from fixtures.live_server import Live, Reply, Solo, body, live, prompt, tiny_flags, tiny_llama
 
 pytestmark = pytest.mark.process
 
