@@ -279,7 +279,7 @@ BODIES: dict[str, bytes] = {
 
 def _post_routes(base: str) -> list[str]:
     """Those that need a body; the others (flush, continue) take none."""
-    paths = httpx.get(base + "/openapi.json", verify=False).json()["paths"]
+    paths = httpx.get(base + "/openapi.json", timeout=60.0, verify=False).json()["paths"]
     return [path for path, methods in paths.items() if methods.get("post", {}).get("requestBody", {}).get("required")]
 
 
@@ -296,13 +296,13 @@ def test_row_37_every_post_route_refuses_every_bad_body(wide: Live) -> None:
         assert_refused(zipped, status=(415,))
         for method in ("GET", "PUT", "DELETE"):
             if not (path == "/generate" and method == "PUT"):
-                refused = httpx.request(method, base + path, verify=False)
+                refused = httpx.request(method, base + path, timeout=60.0, verify=False)
                 assert_refused(refused, status=(405,))
                 assert "POST" in refused.headers["allow"]
     assert_refused(post(base, "/v1/nothing", b"{}"), status=(404,))
     for wanted in ({"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}, {}, {"type": "nothing"}):
         assert_refused(post(base, CHAT, generation(CHAT, "a", response_format=wanted)))
-    assert httpx.post(base + PLAIN, content=b'{"prompt":"x","max_tokens":1}', verify=False).status_code == 200  # no content type at all
+    assert httpx.post(base + PLAIN, content=b'{"prompt":"x","max_tokens":1}', timeout=60.0, verify=False).status_code == 200  # no content type at all
     wide.assert_live()
 
 
