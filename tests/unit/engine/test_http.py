@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -107,7 +108,9 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Awaitable[None]]:
         num_bytes += len(data)
 
     async def until_read(count: int) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
         while num_bytes < count:
+            assert time.monotonic() < deadline_s, f"{num_bytes} of {count} bytes were read"
             await asyncio.sleep(0)
 
     monkeypatch.setattr(http._Protocol, "data_received", counted)
