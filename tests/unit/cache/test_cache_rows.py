@@ -236,7 +236,7 @@ def test_row_18_a_victim_costs_the_same_with_50k_leaves() -> None:
     best_s = [math.inf, math.inf]
     for _ in range(rounds):
         for i, bench in enumerate((few, many)):
-            best_s[i] = min(best_s[i], _seconds(bench))
+            best_s[i] = min(best_s[i], _seconds(lambda bench=bench: evict(bench, 1)))
     assert best_s[1] < 10 * best_s[0]  # looking at each leaf would take a hundred times as long
     for bench in (few, many):
         assert bench.probe([rounds - 1]) == 0
@@ -251,10 +251,10 @@ def _leaves(count: int) -> CacheBench:
     return bench
 
 
-def _seconds(bench: CacheBench) -> float:
-    """Of the processor, for one eviction."""
+def _seconds(work: object) -> float:
+    """Of the processor: what others do on the machine does not count."""
     begin_s = time.thread_time()
-    evict(bench, 1)
+    work()  # type: ignore[operator]
     return time.thread_time() - begin_s
 
 
