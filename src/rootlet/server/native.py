@@ -75,7 +75,7 @@ async def parse_native(fields: Fields, context: ServerContext, *, tenant: str | 
     common = read_common(Fields({**fields.data, **dict.fromkeys(_PER_PROMPT), "request_id": None}), context, prefix="gen-", tenant=tenant)
     add_special = fields.boolean("add_special_tokens", default=True)
     arguments = [_arguments(_view(fields, i, len(prompts), is_list=is_list), context, common, i) for i in range(len(prompts))]
-    check_choices(len(prompts), max(a["sampling"].n for a in arguments), source)
+    check_choices(context, len(prompts), sum(a["sampling"].n for a in arguments), source)
     if len({a["rid"] for a in arguments}) != len(arguments):
         raise fields.refuse("rid", "a list of distinct ids, one a prompt")
     prompts = await check_prompts(prompts, context, add_special_tokens=add_special, tokenize=False)

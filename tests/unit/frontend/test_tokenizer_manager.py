@@ -437,7 +437,7 @@ def test_a_failure_before_the_first_chunk_is_raised_and_later_is_a_chunk(finish:
 async def test_more_choices_than_may_ever_wait_are_refused_for_good() -> None:
     """Not as a full queue: trying again later would never help."""
     front = Front(max_queue=2)
-    readers = [front.reads(_req(sampling={"n": n})) for n in (2, 3)]
+    readers = [front.reads(_req(sampling={"n": n})) for n in (6, 7)]  # 4 rows, 2 places to wait
     await settle()
     assert readers[0].error is None
     assert isinstance(readers[1].error, InvalidValue)
