@@ -46,7 +46,7 @@ class CacheArgs:
         unit="tokens",
     )
     mem: str = knob("auto", "memory of the KV pool: auto, or GiB as a number", unit="GiB")
-    max_total_tokens: int | None = knob(None, "KV pool size in tokens; wins over --mem", low=16, unit="tokens")
+    max_total_tokens: int | None = knob(None, "KV pool size in tokens, a page at least; wins over --mem", low=16, unit="tokens")
     prefix_cache: bool = knob(True, "share KV of equal prefixes between requests")
     evict: str = knob("lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo", "mru", "filo", "priority", "slru"))
     kv_events: str | None = knob(
