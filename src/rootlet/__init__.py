@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rootlet.core.errors import InvalidValue, RootletError
     from rootlet.core.sampling_params import SamplingParams
     from rootlet.engine.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "SamplingParams", "__version__"]
+__all__ = ["Engine", "InvalidValue", "RootletError", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from rootlet.core.sampling_params import SamplingParams
 
         return SamplingParams
+    if name in ("InvalidValue", "RootletError"):
+        from rootlet.core import errors
+
+        return getattr(errors, name)
     raise AttributeError(f"module 'rootlet' has no attribute {name!r}")

@@ -73,7 +73,7 @@ def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_qu
         raise InvalidValue("stop", "a stop string must not be empty")
     _check_wire(req)
     if req.deadline_s is not None and not req.deadline_s > 0:
-        raise InvalidValue("timeout", f"the deadline must be above 0 seconds, got {req.deadline_s}")
+        raise InvalidValue("deadline_s", f"deadline_s must be above 0 seconds, got {req.deadline_s}")
     validate(req.sampling, ready.vocab_size, max_n=max_n)
     most = max_open(ready, max_queue)
     if req.sampling.n > most:
