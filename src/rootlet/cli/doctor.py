@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import cyclopts
 import psutil
 
+from rootlet.config.load import load_config
 from rootlet.config.resolve import num_usable_cores
 from rootlet.core.errors import RootletError
 
@@ -89,6 +90,7 @@ def _model(model: str | None) -> Finding:
             return Finding("model", "ok", f"{model} is not here; as the name of a Hub model it is fetched when it is served")
         return Finding("model", "LOOK", f"{model!r} is no file or folder here, and not the name of a Hub model (org/name)")
     try:
+        load_config({"model": model}, {}, None)
         config = load_model_config(path)
     except RootletError as error:
         return Finding("model", "LOOK", error.message)
