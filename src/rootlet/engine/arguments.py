@@ -165,7 +165,7 @@ def requests_of(
     spec = logprobs_of(logprobs)
     reqs = []
     for k, item in enumerate(prompts):
-        own = {"rid": f"{fields['rid']}-{k}"} if many and fields.get("rid") else {}
+        own = {"rid": f"{fields['rid']}-{k}", "batch_rid": fields["rid"]} if many and fields.get("rid") else {}
         content: dict[str, Any] = {"prompt": item} if isinstance(item, str) else {"input_ids": item}
         place = f"{param}[{k}]" if many else param
         reqs.append(GenerateReq(**content, sampling=sampling, logprobs=spec, stream=stream, param=place, **{**fields, **own}))

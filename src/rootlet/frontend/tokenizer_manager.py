@@ -183,9 +183,8 @@ class TokenizerManager:
             self._leave(state)
 
     def abort(self, rid: str | None, *, abort_all: bool = False) -> None:
-        """End one request (exact rid, all its choices) or all. Unknown: no-op."""
-        one = self._table.get(rid) if rid else None
-        for state in self._table.all() if abort_all else [one] if one else []:
+        """End one request (exact rid, all its choices), those of a batch (exact id), or all. Unknown: no-op."""
+        for state in self._table.all() if abort_all else self._table.named(rid) if rid else []:
             self._abort_state(state, "aborted on request")
 
     def _abort_state(self, state: ReqState, reason: str) -> None:

@@ -100,9 +100,9 @@ def test_bad_prompts_are_refused_and_name_the_item(prompt: Any, param: str) -> N
 
 def test_a_rid_names_every_prompt_of_a_list_and_errors_name_theirs() -> None:
     reqs, many = requests_of(["a", [1]], SamplingParams(), None, stream=False, request={"rid": "r", "priority": 3})
-    assert [(req.rid, req.param, req.priority, req.prompt, req.input_ids) for req in reqs] == [
-        ("r-0", "prompt[0]", 3, "a", None),
-        ("r-1", "prompt[1]", 3, None, (1,)),
+    assert [(req.rid, req.batch_rid, req.param, req.priority, req.prompt, req.input_ids) for req in reqs] == [
+        ("r-0", "r", "prompt[0]", 3, "a", None),
+        ("r-1", "r", "prompt[1]", 3, None, (1,)),
     ]
     assert many
     assert requests_of("a", SamplingParams(), None, stream=False, request={"rid": "r"})[0][0].rid == "r"

@@ -340,6 +340,33 @@ async def test_abort_takes_exact_rids_only() -> None:
 
 
 @scenario
+async def test_the_id_of_a_batch_aborts_all_that_is_open_of_it_and_nothing_else() -> None:
+    front = Front()
+    batch = [front.reads(_req(rid=f"b-{k}", batch_rid="b", sampling={"n": n})) for k, n in enumerate((1, 2))]
+    other = front.reads(_req(rid="b-10"))
+    await settle()
+    front.output("b-0", finish=Finish(FinishKind.LENGTH), first=True)
+    await settle()
+    taken = [front.reads(_req(rid="b")), front.reads(_req(rid="b-10-0", batch_rid="b-10"))]  # one name, one thing
+    await settle()
+    assert [(type(t.error), t.error and t.error.param) for t in taken] == [(InvalidValue, "rid")] * 2
+    front.manager.abort("b")
+    assert front.aborted == ["b-1", "b-1-1"]
+    front.output("b-1", finish=Finish(FinishKind.ABORT), first=True)
+    front.output("b-1-1", finish=Finish(FinishKind.ABORT), first=True)
+    await settle()
+    assert [c.finish.kind for c in batch[1].chunks if c.finish] == [FinishKind.ABORT] * 2
+    front.manager.abort("b")  # again: nothing is left of it
+    assert front.aborted == ["b-1", "b-1-1"]
+    again = front.reads(_req(rid="b"))  # and the name is free
+    await settle()
+    assert (again.error, other.error, front.manager.num_open) == (None, None, 2)
+    for reader in (again, other):
+        reader.task.cancel()
+    await settle()
+
+
+@scenario
 async def test_an_aborted_stream_ends_with_a_terminal_chunk() -> None:
     front = Front()
     reader = front.reads(_req(rid="r"))
