@@ -1,7 +1,7 @@
-"""Rootlet: LLM serving with a radix tree over token prefixes at its heart."""
+"""Rootlet: LLM serving with a radix tree over token prefixes at its heart. Importing it imports nothing: not even `typing`, for whose time a Ctrl-C
+to the command line would have no answer yet (cli/main.py)."""
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # type checkers take the name for true
 if TYPE_CHECKING:
     from rootlet.core.errors import InvalidValue, RootletError
     from rootlet.core.sampling_params import SamplingParams
@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 __all__ = ["Engine", "InvalidValue", "RootletError", "SamplingParams", "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """`rootlet.Engine` on first use, so that importing one room never loads the others (the control wing must not load torch)."""
     if name == "Engine":
         from rootlet.engine.engine import Engine
