@@ -161,8 +161,8 @@ def test_every_number_of_a_host_tier_has_a_name_of_its_own(others: dict[str, Any
     """A cache with a tier whose host is too small, as it is: evictions there, copies, room; nothing of it only under `rootlet_scheduler_state`."""
     bench = CacheBench(page_size=2, num_pages=12, tier=FakeTier({"full": 4, "swa": 4, "mamba": 4} if others else {"full": 4}), **others)
     for k in range(6):
-        for _ in range(2):
-            bench.serve([10 * k + i for i in range(1, 6)])
+        for tail in ([3, 4], [7, 7, 7, 7]):
+            bench.serve([10 * k + 1, 10 * k + 2, *tail])
             bench.settle()
     stats = bench.cache.stats()
     text = render(Instruments().registry, {"cache": stats}, is_up=True).decode()
@@ -175,6 +175,8 @@ def test_every_number_of_a_host_tier_has_a_name_of_its_own(others: dict[str, Any
     assert got["rootlet_cache_units{component=full,state=total,tier=host}"] == 4
     assert got["rootlet_host_pages_total{event=backed_up}"] == stats["backed_up_pages"] > 0
     assert got["rootlet_host_copies_in_flight"] == 0
+    lost = samples(Instruments(), {"cache": {"copies_failed": 2, "copies_skipped_no_host_room": 3, "copies_skipped_no_device_room": 4}})
+    assert [lost[f"rootlet_host_copies_lost_total{{reason={r}}}"] for r in ("failed", "no_host_room", "no_device_room")] == [2, 3, 4]
     assert not [name for name in got if "scheduler_state" in name and re.search(r"host|copies|backed|loaded|demoted|_(total|free|held)}$", name)]
     for name, kind in (("evictions", "counter"), ("host_pages", "counter"), ("cache_units", "gauge"), ("host_copies_lost", "counter")):
         assert re.search(rf"^# HELP rootlet_{name}(_total)? \S", text, re.MULTILINE)
