@@ -69,11 +69,10 @@ void bind_tape(nb::module_& m) {
       .def("__len__", &Tape::size)
       .def(
           "replay",
-          [](Tape& t, int tokens, int rows, int logit_rows, int work, bool profile) {
-            rootlet::StepHeader h{tokens, rows, logit_rows, work, {}};
-            t.replay(h, profile);
+          [](Tape& t, int tokens, int logit_rows, bool profile) {
+            t.replay(rootlet::StepHeader{tokens, logit_rows}, profile);
           },
-          "num_tokens"_a, "num_rows"_a, "num_logit_rows"_a, "num_work"_a, "profile"_a = false, nb::call_guard<nb::gil_scoped_release>())
+          "num_tokens"_a, "num_logit_rows"_a, "profile"_a = false, nb::call_guard<nb::gil_scoped_release>())
       .def("materialise", &Tape::materialise, "address"_a)
       .def("reset_profile", &Tape::reset_timers)
       .def("profile", [](const Tape& t) {

@@ -83,7 +83,7 @@ class Step:
         self.rows[:rows] = torch.from_numpy(rng.integers(0, tokens, rows).astype(np.int32))
 
     def replay(self, tokens: int, rows: int) -> None:
-        self.graph.replay(num_tokens=tokens, num_rows=rows, num_logit_rows=rows)
+        self.graph.replay(num_tokens=tokens, num_logit_rows=rows)
 
     def eager(self, tokens: int, rows: int) -> tuple[Tensor, Tensor]:
         return self.model(self.ids[:tokens], self.positions[:tokens], self.rows[:rows])
@@ -181,7 +181,7 @@ def test_what_a_merged_op_leaves_out_is_written_once_somebody_reads_it() -> None
         for rows in (MAX_TOKENS, 3, 1):
             for r in recorded:
                 r.fill_(float("nan"))
-            tape.replay(rows, 0, 0, 0)
+            tape.replay(rows, 0)
             for i, (got, want) in enumerate(zip(recorded, run(), strict=True)):
                 assert torch.equal(got[:rows], want[:rows]), f"output {i} at {rows} rows on {threads} threads"
 
@@ -209,7 +209,7 @@ def test_gated_linear_equals_its_parts_for_every_block_type(kind: str) -> None:
             out = run(MAX_TOKENS)
         assert len(tape) == 2
         for rows in (1, 2, 3, 4, 9, 33, MAX_TOKENS):
-            tape.replay(rows, 0, 0, 0)
+            tape.replay(rows, 0)
             assert torch.equal(out[:rows], run(rows)), f"{kind} {isa} {rows} rows"
     _native.force_isa("auto")
 

@@ -13,14 +13,12 @@ namespace rootlet {
 // Row counts of one step, read at replay. One tape serves every batch up to its captured maximum.
 struct StepHeader {
   int32_t num_tokens;      // T
-  int32_t num_rows;        // B
   int32_t num_logit_rows;  // R
-  int32_t num_work;        // attention work items
-  int32_t reserved[12];
 };
 
-// Which count of the header a tensor's leading dimension follows. kFixed: the size it had when the op was made.
-enum RowSpace : int32_t { kFixed = -1, kTokens = 0, kRows = 1, kLogitRows = 2, kWork = 3, kNumRowSpaces = 4 };
+// Which count of the header a tensor's leading dimension follows. kFixed: the size it had when the op was made. Attention needs none of its own: it
+// reads how many work items there are from the buffer beside them.
+enum RowSpace : int32_t { kFixed = -1, kTokens = 0, kLogitRows = 1, kNumRowSpaces = 2 };
 
 // A row count: live (points into a tape's header) or fixed (eager).
 struct Count {

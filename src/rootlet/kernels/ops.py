@@ -52,7 +52,7 @@ class KVLayer:
 class AttentionMeta:
     """What one step's attention reads; int32 tensors that stay at the same address from step to step (static buffers, filled in place).
 
-    page_table [rows, max_pages] (the executor's resident table), row_ids [B], qo_indptr [B+1], prefix_lens [B], seq_lens [B],
+    page_table [rows, max_pages] (the executor's resident table), row_ids [B], qo_indptr [B+1], prefix_lens [B],
     work [W, 8] work items in the order they should start: (q_begin, q_count, kv_head, batch_index, kv_begin, kv_len, shared, members);
     `num_work` [1]. An item's rows attend to keys [kv_begin, kv_len) of their request, causally: the row at position p sees keys <= p.
     shared > 0: `q_count` requests of one query token each, order[members...] their batch indices, whose first `shared` keys lie in the same pages.
@@ -63,7 +63,6 @@ class AttentionMeta:
     row_ids: Tensor
     qo_indptr: Tensor
     prefix_lens: Tensor
-    seq_lens: Tensor
     order: Tensor
     work: Tensor
     num_work: Tensor

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 Bytes = npt.NDArray[np.uint8]
 
-FIXED, TOKENS, ROWS, LOGIT_ROWS, WORK = -1, 0, 1, 2, 3
+FIXED, TOKENS, LOGIT_ROWS = -1, 0, 1
 """Row spaces: what the leading dimension of a captured tensor counts (csrc/include/rootlet/tensor_args.h)."""
 
 ALIGN = 64
