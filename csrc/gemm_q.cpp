@@ -12,12 +12,15 @@
 #include "rootlet/tile_loop.h"
 #if defined(__AVX512VNNI__)
 #include "rootlet/gemm_q_avx512.h"
-#elif defined(__AVX2__)
+#else
+#if defined(__AVX2__)
 #include "rootlet/gemm_q_avx2.h"
 #elif defined(ROOTLET_NEON)
 #include "rootlet/gemm_q_neon.h"
 #else
 #include "rootlet/gemm_q_scalar.h"
+#endif
+#include "rootlet/gemm_q_blocks.h"
 #endif
 
 namespace rootlet::ROOTLET_ISA {

@@ -9,13 +9,12 @@
 #include <immintrin.h>
 
 #include "rootlet/quant_formats.h"
+#include "rootlet/simd.h"
 #include "rootlet/tile_input.h"
-#include "rootlet/tile_loop.h"
 
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
-constexpr int kBlockSteps = 1;
 
 RL_INLINE __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
@@ -207,22 +206,13 @@ __attribute__((noinline)) void add_two_planes(const uint8_t* w, const TileInput&
   dot_block<F, R>(w, in.low, in.k, SumsToAcc<F, R>{w, in, sums, acc});
 }
 
+// One block of the group at `w`, into the sums of its 16 columns.
 template <class F, int R>
-__attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kUnitColumns]) {
-  const int blocks = a.k / kQuantBlock;
-  TileInput in(a, row);
-  for (int i = 0; i < R * kUnitColumns; i += 8) store(acc[0] + i, set1(0.0f));
-  for (int b = 0; b < blocks; ++b, in.next()) {
-    fetch_part<F::kUnitBytes, 0, kBlockSteps>(pf, w);
-    const bool two_planes = in.stands_out<R>();
-    for (int g = 0; g < kUnitGroups; ++g, w += F::kBytes) {
-      auto* to = reinterpret_cast<float(*)[kUnitColumns]>(acc[0] + g * kGroupColumns);
-      if (two_planes) {
-        add_two_planes<F, R>(w, in, to);
-      } else {
-        dot_block<F, R>(w, in.q, in.k, ToAcc<F, R>{w, in, to});
-      }
-    }
+RL_INLINE void add_block(const uint8_t* w, const TileInput& in, bool two_planes, float (*acc)[kUnitColumns]) {
+  if (two_planes) {
+    add_two_planes<F, R>(w, in, acc);
+  } else {
+    dot_block<F, R>(w, in.q, in.k, ToAcc<F, R>{w, in, acc});
   }
 }
 

@@ -10,12 +10,10 @@
 
 #include "rootlet/quant_formats.h"
 #include "rootlet/tile_input.h"
-#include "rootlet/tile_loop.h"
 
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
-constexpr int kBlockSteps = 1;
 constexpr int kQuad = 4;  // columns of one vector
 
 RL_INLINE int8x16_t four_k(const int8_t* q) {
@@ -100,8 +98,7 @@ RL_INLINE void dot_quad(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, i
 
 // One block of the group at `w`, into the sums of its 16 columns.
 template <class F, int R>
-RL_INLINE void add_block(const uint8_t* w, const TileInput& in, float (*acc)[kUnitColumns]) {
-  const bool two_planes = in.stands_out<R>();
+RL_INLINE void add_block(const uint8_t* w, const TileInput& in, bool two_planes, float (*acc)[kUnitColumns]) {
   for (int c = 0; c < kGroupColumns; c += kQuad) {
     int32x4_t isum[R];
     dot_quad<F, R>(w + c * 4, in.q, in.k, isum);
@@ -121,19 +118,6 @@ RL_INLINE void add_block(const uint8_t* w, const TileInput& in, float (*acc)[kUn
       float32x4_t y = vfmaq_f32(vld1q_f32(acc[r] + c), vcvtq_f32_s32(isum[r]), vmulq_n_f32(d, scale.d));
       if (F::kMin) y = vfmaq_f32(y, m, vdupq_n_f32(scale.d_sum));
       vst1q_f32(acc[r] + c, y);
-    }
-  }
-}
-
-template <class F, int R>
-__attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kUnitColumns]) {
-  const int blocks = a.k / kQuantBlock;
-  TileInput in(a, row);
-  for (int i = 0; i < R * kUnitColumns; i += 8) store(acc[0] + i, set1(0.0f));
-  for (int b = 0; b < blocks; ++b, in.next()) {
-    fetch_part<F::kUnitBytes, 0, kBlockSteps>(pf, w);
-    for (int g = 0; g < kUnitGroups; ++g, w += F::kBytes) {
-      add_block<F, R>(w, in, reinterpret_cast<float(*)[kUnitColumns]>(acc[0] + g * kGroupColumns));
     }
   }
 }

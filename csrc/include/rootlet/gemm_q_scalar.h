@@ -5,13 +5,12 @@
 //     acc  = fma(m_w, d_a * sum(q), acc)                 formats with a minimum
 #pragma once
 #include "rootlet/quant_formats.h"
+#include "rootlet/simd.h"
 #include "rootlet/tile_input.h"
-#include "rootlet/tile_loop.h"
 
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
-constexpr int kBlockSteps = 1;
 
 template <class F>
 RL_INLINE int packed_value(const uint8_t* w, int k, int c) {
@@ -29,33 +28,23 @@ RL_INLINE int dot(const int8_t* w, const int8_t* q) {
   return sum;
 }
 
-// One block of the group at `w`, into acc[R][.. + 16].
+// One block of the group at `w`, into the sums of its 16 columns.
 template <class F, int R>
-RL_INLINE void add_block(const uint8_t* w, const TileInput& in, float* acc) {
+RL_INLINE void add_block(const uint8_t* w, const TileInput& in, bool, float (*acc)[kUnitColumns]) {
   int8_t value[kGroupColumns][kQuantBlock];
   for (int c = 0; c < kGroupColumns; ++c) {
     for (int k = 0; k < kQuantBlock; ++k) value[c][k] = static_cast<int8_t>(packed_value<F>(w, k, c));
   }
   const auto* scales = reinterpret_cast<const uint16_t*>(w + F::kScales);
   const auto* minima = reinterpret_cast<const uint16_t*>(w + F::kMinima);
-  for (int r = 0; r < R; ++r, acc += kUnitColumns) {
+  for (int r = 0; r < R; ++r) {
     const ActScale& s = in.scale(r);
     for (int c = 0; c < kGroupColumns; ++c) {
       int isum = dot(value[c], in.q + r * in.k);
       if (s.low_bits) isum = isum * (1 << s.low_bits) + dot(value[c], in.low + r * in.k);
-      acc[c] = fma1(static_cast<float>(isum), f16_to_f32(scales[c]) * s.d, acc[c]);
-      if (F::kMin) acc[c] = fma1(f16_to_f32(minima[c]), s.d_sum, acc[c]);
+      acc[r][c] = fma1(static_cast<float>(isum), f16_to_f32(scales[c]) * s.d, acc[r][c]);
+      if (F::kMin) acc[r][c] = fma1(f16_to_f32(minima[c]), s.d_sum, acc[r][c]);
     }
-  }
-}
-
-template <class F, int R>
-__attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch, float (*acc)[kUnitColumns]) {
-  const int blocks = a.k / kQuantBlock;
-  TileInput in(a, row);
-  for (int i = 0; i < R * kUnitColumns; ++i) acc[0][i] = 0.0f;
-  for (int b = 0; b < blocks; ++b, in.next()) {
-    for (int g = 0; g < kUnitGroups; ++g, w += F::kBytes) add_block<F, R>(w, in, acc[0] + g * kGroupColumns);
   }
 }
 
