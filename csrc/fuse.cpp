@@ -33,7 +33,8 @@ Span rows_of(const T* x, const Count& rows, ptrdiff_t stride) {
 
 // Writing an op's int8 result while another worker still reads its input.
 bool clobbers(const QuantizeArgs& a, Span read) {
-  return overlap(rows_of(a.q, a.rows, a.k), read) || overlap(rows_of(a.scales, a.rows, a.k / kQuantBlock), read);
+  return overlap(rows_of(a.q, a.rows, a.k), read) || overlap(rows_of(a.low, a.rows, a.k), read) ||
+         overlap(rows_of(a.scales, a.rows, a.k / kQuantBlock), read);
 }
 
 // `a` quantises, in place and in full, what op `n` wrote to `out`.
@@ -58,7 +59,8 @@ void leave_blocks(Tape& tape, const QuantizeArgs& a, Args& n, int8_t* Args::*q, 
 // What a linear reads, its norm's input included.
 bool clobbers_inputs(const QuantizeArgs& a, const LinearArgs& l) {
   const bool normed = l.norm.x && clobbers(a, rows_of(l.norm.x, l.rows, l.norm.x_stride));
-  return normed || clobbers(a, rows_of(l.q, l.rows, l.k)) || clobbers(a, rows_of(l.scales, l.rows, l.k / kQuantBlock));
+  const bool planes = clobbers(a, rows_of(l.q, l.rows, l.k)) || clobbers(a, rows_of(l.low, l.rows, l.k));
+  return normed || planes || clobbers(a, rows_of(l.scales, l.rows, l.k / kQuantBlock));
 }
 
 bool fuse_gated(Tape& tape, const QuantizeArgs& a, const SiluArgs& silu, std::vector<uintptr_t>& elided) {
@@ -93,9 +95,11 @@ bool fuse_gated(Tape& tape, const QuantizeArgs& a, const SiluArgs& silu, std::ve
 bool fuse_quantize(Tape& tape, const QuantizeArgs& a, std::vector<uintptr_t>& elided) {
   if (auto* n = tape.recent<NormArgs>("rms_norm")) {
     if (n->heads != 1 || !result_of(a, *n, n->n) || !same(a.rows, n->rows) || clobbers(a, rows_of(n->x, n->rows, n->x_stride))) return false;
+    n->low = a.low;
     leave_blocks(tape, a, *n, &NormArgs::q, elided);
     return true;
   }
+  if (a.low) return false;  // only a norm has the whole row at hand
   if (auto* n = tape.recent<SiluArgs>("silu_and_mul")) {
     if (!result_of(a, *n, n->n) || !same(a.rows, n->rows)) return false;
     if (fuse_gated(tape, a, *n, elided)) return true;
@@ -115,7 +119,7 @@ bool fuse_quantize(Tape& tape, const QuantizeArgs& a, std::vector<uintptr_t>& el
 
 void fuse_norm(Tape& tape, LinearArgs& a) {
   auto* n = tape.recent<NormArgs>("rms_norm");
-  if (!n || !n->q || n->q != a.q || n->n != a.k || !same(n->rows, a.rows)) return;
+  if (!n || !n->q || n->q != a.q || n->low != a.low || n->n != a.k || !same(n->rows, a.rows)) return;
   const Span read = rows_of(n->x, n->rows, n->x_stride);
   if (overlap(rows_of(a.out, a.rows, a.n), read)) return;
   a.norm = *n;

@@ -183,12 +183,13 @@ class PackedWeight:
 
 def pack(kind: int, n: int, k: int, source: int) -> PackedWeight: ...
 def row_bytes(arg0: int, arg1: int, /) -> int: ...
-def quantize(tape: Tape | None, x: int, x_stride: int, q: int, scales: int, rows: int, space: int, k: int) -> list[int] | None: ...
+def quantize(tape: Tape | None, x: int, x_stride: int, q: int, low: int, scales: int, rows: int, space: int, k: int) -> list[int] | None: ...
 def gemm(
     tape: Tape | None,
     w: PackedWeight,
     x: int,
     x_stride: int,
+    low: int,
     scales: int,
     bias: int,
     residual: int,
