@@ -235,7 +235,7 @@ def test_an_input_in_one_plane_is_not_taken_for_one_in_two() -> None:
         recorded = run(MAX_TOKENS)
     assert [name for name, *_ in tape.profile()].count("quantize") == 2
     for rows in (1, 2, 7, MAX_TOKENS):
-        tape.replay(rows, 0, 0, 0)
+        tape.replay(rows, 0)
         assert all(torch.equal(got[:rows], want) for got, want in zip(recorded, run(rows), strict=True))
 
 
