@@ -1,6 +1,8 @@
 #include "rootlet/fuse.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 #include "rootlet/dispatch.h"
 
@@ -56,11 +58,10 @@ void leave_blocks(Tape& tape, const QuantizeArgs& a, Args& n, int8_t* Args::*q, 
   n.out = nullptr;
 }
 
-// What a linear reads, its norm's input included.
-bool clobbers_inputs(const QuantizeArgs& a, const LinearArgs& l) {
-  const bool normed = l.norm.x && clobbers(a, rows_of(l.norm.x, l.rows, l.norm.x_stride));
-  const bool planes = clobbers(a, rows_of(l.q, l.rows, l.k)) || clobbers(a, rows_of(l.low, l.rows, l.k));
-  return normed || planes || clobbers(a, rows_of(l.scales, l.rows, l.k / kQuantBlock));
+// `written` is something that a linear, or the norm before it, reads.
+bool reads(const LinearArgs& l, Span written) {
+  return overlap(rows_of(l.norm.x, l.rows, l.norm.x_stride), written) || overlap(rows_of(l.q, l.rows, l.k), written) ||
+         overlap(rows_of(l.low, l.rows, l.k), written) || overlap(rows_of(l.scales, l.rows, l.k / kQuantBlock), written);
 }
 
 bool fuse_gated(Tape& tape, const QuantizeArgs& a, const SiluArgs& silu, std::vector<uintptr_t>& elided) {
@@ -68,7 +69,9 @@ bool fuse_gated(Tape& tape, const QuantizeArgs& a, const SiluArgs& silu, std::ve
     const auto* linear = tape.recent<LinearArgs>(kGemmNames[kind], 1);
     if (!linear) continue;
     const bool feeds = linear->out == silu.x && silu.x_stride == linear->n && linear->n == 2 * silu.n && same(linear->rows, silu.rows);
-    if (!feeds || linear->residual || clobbers_inputs(a, *linear)) return false;
+    const Span written[] = {rows_of(a.q, a.rows, a.k), rows_of(a.scales, a.rows, a.k / kQuantBlock), rows_of(silu.out, silu.rows, silu.n)};
+    const auto is_input = [&](const Span& s) { return reads(*linear, s); };
+    if (!feeds || linear->residual || std::any_of(std::begin(written), std::end(written), is_input)) return false;
     GatedArgs fused{*linear, nullptr, a.q, a.scales};
     const size_t at = tape.size() - 2;
     tape.drop_last();

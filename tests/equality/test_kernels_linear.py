@@ -223,7 +223,7 @@ def test_extreme_blocks_saturate_no_integer(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_extreme_second_planes_saturate_no_integer(isa: str) -> None:
-    """Both planes at their largest (127 - 1/2 is 126 and 64 steps: rounded to even) times the largest weights: sums near 2^27."""
+    """Both planes at their largest (127 - 1/2 is 126 and 64 steps: rounded to even) times the largest weights: sums of almost 2^26."""
     _native.force_isa(isa)
     for kind, header in (("q4_1", 4), ("q5_1", 4), ("q8_0", 2)):
         for fill in (0xFF, 0x80, 0x7F, 0x00):
@@ -243,8 +243,9 @@ def test_extreme_second_planes_saturate_no_integer(isa: str) -> None:
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_bad_activation_shows_in_its_own_row_only(bad: float, normed: bool) -> None:
-    weight, _ = make_weight("q4_1", 16, 64)
-    x = activations(6, 64)
+    weight, _ = make_weight("q4_1", 16, 160)
+    x = with_outliers(6, 160)
+    assert set(blocks_that_stand_out(x)) == {0, 1}
     clean = TABLE.linear(x, weight, normed=normed)
     x[2, 40] = bad
     got = TABLE.linear(x, weight, normed=normed)

@@ -15,7 +15,6 @@
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
-
 RL_INLINE __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
 RL_INLINE __m256i four_k(const int8_t* q) {

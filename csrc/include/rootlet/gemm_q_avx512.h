@@ -77,7 +77,7 @@ RL_INLINE void quarter_dot(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride
   }
 }
 
-// isum = isum << low_bits + w . low, less the surplus.
+// isum = (isum << low_bits) + w . low, less the surplus.
 template <class F, int R>
 RL_INLINE void add_low(const uint8_t* w, const TileInput& in, int surplus, __m512i (&isum)[R][kUnitGroups]) {
 #pragma GCC unroll 6
@@ -97,7 +97,7 @@ RL_INLINE void add_low(const uint8_t* w, const TileInput& in, int surplus, __m51
   quarter_dot<F, R, 3>(w, in.low, in.k, isum);
 }
 
-// y[r][g] = fma(isum, d_w * d_a, y), then fma(m_w, d_a * sum(q), y).
+// y[r][g] = fma(isum, d_w * d_a, y), then fma(m_w, d_sum, y).
 template <class F, int R>
 RL_INLINE void add_block(const uint8_t* w, const TileInput& in, const __m512i (&isum)[R][kUnitGroups],
                          __m512 (&y)[R][kUnitGroups]) {

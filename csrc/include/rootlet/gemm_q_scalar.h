@@ -1,8 +1,8 @@
 // The quantised tile as plain loops: the definition. For each output, blocks in ascending order:
 //     isum = sum over the block of (w - zero) * q        exact integers
-//     isum = isum << low_bits + sum of (w - zero) * low  blocks with a second plane; still exact: below 2^27
+//     isum = (isum << low_bits) + sum of (w - zero) * low  blocks with a second plane; still exact: below 2^26
 //     acc  = fma(float(isum), d_w * d_a, acc)
-//     acc  = fma(m_w, d_a * sum(q), acc)                 formats with a minimum
+//     acc  = fma(m_w, d_a * sum, acc)                    formats with a minimum; sum of q, or of (q << low_bits) + low
 #pragma once
 #include "rootlet/quant_formats.h"
 #include "rootlet/simd.h"
@@ -10,7 +10,6 @@
 
 namespace rootlet::ROOTLET_ISA {
 namespace {
-
 
 template <class F>
 RL_INLINE int packed_value(const uint8_t* w, int k, int c) {

@@ -1,7 +1,7 @@
 // Activation quantisation, in a form that any op can end with: int8 per block of 32, for the block-quantised linear that reads the row next.
 //
 // What a norm makes has a few channels far larger than the rest, and each takes the resolution of its whole block. So the input of a linear that follows
-// a norm gets a second int8 plane for the blocks that stand out: largest magnitude above kStandsOut times the mean of the row's blocks. They are about
+// a norm gets a second int8 plane for the blocks that stand out: largest magnitude above kStandsOut times the mean of those of the row. They are about
 // one in ten and hold most of the rounding error (docs/decisions/0005-int8-activations.md). The idea of treating outliers apart: LLM.int8() (Dettmers et
 // al., 2022), there by columns in float16.
 #pragma once

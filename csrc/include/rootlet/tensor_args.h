@@ -32,7 +32,7 @@ enum class WeightKind : int32_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1,
 inline constexpr int kQuantBlock = 32;    // values that share a scale, in weights and in quantised activations
 inline constexpr int kGroupColumns = 16;  // output features that are packed together
 
-// Scale of one quantised activation block: x = d * q, q int8 in [-127, 127]; of a block with a second plane: x = d * (q << low_bits + low).
+// Scale of one quantised activation block: x = d * q, q int8 in [-127, 127]; of a block with a second plane: x = d * ((q << low_bits) + low).
 struct ActScale {
   float d;
   float d_sum;       // d * sum of what d multiplies

@@ -83,11 +83,12 @@ def quantize_activations(x: Tensor, *, normed: bool = False) -> tuple[Tensor, Te
     t, k = x.shape
     blocks = x.reshape(t, k // BLOCK, BLOCK)
     top = blocks.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(top > 0, 127.0 / top, torch.zeros(()))
+    tiny = top < 1e-30  # 127 / top would overflow: the block counts as zeros
+    inverse = torch.where(tiny, torch.zeros(()), 127.0 / top)
     exact = blocks * inverse
     q = exact.round()
     if normed:
         limit = sum(top.unbind(1), torch.zeros(t, 1)) * STANDS_OUT / (k // BLOCK)  # added in ascending order, as the kernels do
         stands_out = top > limit.unsqueeze(1)
         q = torch.where(stands_out, q + ((exact - q) * LOW_STEPS).round() / LOW_STEPS, q)
-    return q, top / 127.0
+    return q, torch.where(tiny, torch.zeros(()), top / 127.0)

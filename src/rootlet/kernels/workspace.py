@@ -106,11 +106,11 @@ class Recording:
         """Memory that the tape points into. Tensors of the arena are left out: their memory lives with the arena, and they may be reused."""
         self.kept.extend(o for o in owners if not (isinstance(o, Tensor) and self.owns(o)))
 
-    def quantized(self, x: Tensor, normed: bool) -> Quantized | None:
+    def quantized(self, x: Tensor, *, normed: bool) -> Quantized | None:
         """The int8 form of x that an earlier linear recorded; it is valid as long as x lives, since arena tensors are written once."""
         return self._quantized.get(x.untyped_storage().data_ptr(), {}).get((normed, *_view_key(x)))
 
-    def set_quantized(self, x: Tensor, normed: bool, made: Quantized) -> None:
+    def set_quantized(self, x: Tensor, made: Quantized, *, normed: bool) -> None:
         if self.owns(x):
             self._quantized.setdefault(x.untyped_storage().data_ptr(), {})[normed, *_view_key(x)] = made
 

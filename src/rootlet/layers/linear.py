@@ -36,7 +36,7 @@ class Linear:
         prefix, _, last = name.rpartition(".")
         paths = [f"{prefix}.{part}" if prefix else part for part in FUSED.get(last, (last,))]
         weight = source.matrix(tuple(f"{path}.weight" for path in paths), rows, cols=cols)
-        return cls(weight, source.vector(tuple(f"{path}.bias" for path in paths), rows) if bias else None, rows, normed)
+        return cls(weight, source.vector(tuple(f"{path}.bias" for path in paths), rows) if bias else None, rows, normed=normed)
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """x [T, K] -> [T, N]."""

@@ -59,10 +59,10 @@ def _out(rows: int, n: int, space: int) -> Tensor:
     return out
 
 
-def _quantize(x: Tensor, normed: bool) -> Quantized:
+def _quantize(x: Tensor, *, normed: bool) -> Quantized:
     """x [T, K] -> its int8 form, shared by all linears of one capture that read the same x. `normed`: with a second plane."""
     record = workspace.current()
-    found = None if record is None else record.quantized(x, normed)
+    found = None if record is None else record.quantized(x, normed=normed)
     if found is not None:
         return found
     rows, k = x.shape
@@ -79,7 +79,7 @@ def _quantize(x: Tensor, normed: bool) -> Quantized:
             record.read(x)
         else:
             record.elide(elided)
-        record.set_quantized(x, normed, made)
+        record.set_quantized(x, made, normed=normed)
     return made
 
 
@@ -143,7 +143,7 @@ class NativeTable:
         if residual is not None:
             _check_rows("residual", residual)
             assert residual.shape == (x.shape[0], w.n), f"residual {tuple(residual.shape)} onto [{x.shape[0]}, {w.n}]"
-        source, low, scales = (x, None, None) if w.kind in FLOAT_DTYPES else _quantize(x, normed)
+        source, low, scales = (x, None, None) if w.kind in FLOAT_DTYPES else _quantize(x, normed=normed)
         tape, space = _recorded(source, w.packed, bias, residual)
         out = _out(x.shape[0], w.n, space)
         _native.gemm(
