@@ -69,11 +69,10 @@ void bind_tape(nb::module_& m) {
       .def("__len__", &Tape::size)
       .def(
           "replay",
-          [](Tape& t, int tokens, int rows, int logit_rows, int work, bool profile) {
-            rootlet::StepHeader h{tokens, rows, logit_rows, work, {}};
-            t.replay(h, profile);
+          [](Tape& t, int tokens, int logit_rows, bool profile) {
+            t.replay(rootlet::StepHeader{tokens, logit_rows}, profile);
           },
-          "num_tokens"_a, "num_rows"_a, "num_logit_rows"_a, "num_work"_a, "profile"_a = false, nb::call_guard<nb::gil_scoped_release>())
+          "num_tokens"_a, "num_logit_rows"_a, "profile"_a = false, nb::call_guard<nb::gil_scoped_release>())
       .def("materialise", &Tape::materialise, "address"_a)
       .def("reset_profile", &Tape::reset_timers)
       .def("profile", [](const Tape& t) {
@@ -131,7 +130,7 @@ void bind_elementwise(nb::module_& m) {
       [](Tape* tape, Address x, int64_t x_stride, Address weight, Address out, int rows, int space, int heads, int n, float eps) {
         static OpRef op("rms_norm");
         submit(tape, op,
-               rootlet::NormArgs{count_of(tape, rows, space), heads, n, at<float>(x), x_stride, at<float>(weight), eps, at<float>(out), nullptr, nullptr});
+               rootlet::NormArgs{count_of(tape, rows, space), heads, n, at<float>(x), x_stride, at<float>(weight), eps, at<float>(out), nullptr, nullptr, nullptr});
       },
       "tape"_a.none(), "x"_a, "x_stride"_a, "weight"_a, "out"_a, "rows"_a, "space"_a, "heads"_a, "n"_a, "eps"_a);
   m.def(
@@ -181,18 +180,19 @@ void bind_linear(nb::module_& m) {
   m.def("row_bytes", [](int kind, int k) { return rootlet::row_bytes(static_cast<rootlet::WeightKind>(kind), k); });
   m.def(
       "quantize",
-      [](Tape* tape, Address x, int64_t x_stride, Address q, Address scales, int rows, int space, int k) -> std::optional<std::vector<Address>> {
+      [](Tape* tape, Address x, int64_t x_stride, Address q, Address low, Address scales, int rows, int space,
+         int k) -> std::optional<std::vector<Address>> {
         static OpRef op("quantize");
-        const rootlet::QuantizeArgs a{count_of(tape, rows, space), k, at<float>(x), x_stride, at<int8_t>(q), at<rootlet::ActScale>(scales)};
+        const rootlet::QuantizeArgs a{count_of(tape, rows, space), k, at<float>(x), x_stride, at<int8_t>(q), at<int8_t>(low), at<rootlet::ActScale>(scales)};
         std::vector<Address> elided;
         if (tape && rootlet::fuse_quantize(*tape, a, elided)) return elided;
         submit(tape, op, a);
         return std::nullopt;
       },
-      "tape"_a.none(), "x"_a, "x_stride"_a, "q"_a, "scales"_a, "rows"_a, "space"_a, "k"_a);
+      "tape"_a.none(), "x"_a, "x_stride"_a, "q"_a, "low"_a, "scales"_a, "rows"_a, "space"_a, "k"_a);
   m.def(
       "gemm",
-      [](Tape* tape, const PackedWeight& w, Address x, int64_t x_stride, Address scales, Address bias, Address residual, int64_t residual_stride,
+      [](Tape* tape, const PackedWeight& w, Address x, int64_t x_stride, Address low, Address scales, Address bias, Address residual, int64_t residual_stride,
          Address out, int rows, int space) {
         rootlet::LinearArgs a{};
         a.rows = count_of(tape, rows, space);
@@ -202,6 +202,7 @@ void bind_linear(nb::module_& m) {
         a.x = at<float>(x);
         a.x_stride = x_stride;
         a.q = at<int8_t>(x);
+        a.low = at<int8_t>(low);
         a.scales = at<rootlet::ActScale>(scales);
         a.bias = at<float>(bias);
         a.residual = at<float>(residual);
@@ -210,7 +211,7 @@ void bind_linear(nb::module_& m) {
         if (tape) rootlet::fuse_norm(*tape, a);
         submit(tape, gemm_op(w.kind()), a);
       },
-      "tape"_a.none(), "w"_a, "x"_a, "x_stride"_a, "scales"_a, "bias"_a, "residual"_a, "residual_stride"_a, "out"_a, "rows"_a, "space"_a);
+      "tape"_a.none(), "w"_a, "x"_a, "x_stride"_a, "low"_a, "scales"_a, "bias"_a, "residual"_a, "residual_stride"_a, "out"_a, "rows"_a, "space"_a);
 }
 
 std::vector<int32_t> ids(const Ids& a) { return {a.data(), a.data() + a.size()}; }

@@ -1,6 +1,8 @@
 #include "rootlet/fuse.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 #include "rootlet/dispatch.h"
 
@@ -33,7 +35,8 @@ Span rows_of(const T* x, const Count& rows, ptrdiff_t stride) {
 
 // Writing an op's int8 result while another worker still reads its input.
 bool clobbers(const QuantizeArgs& a, Span read) {
-  return overlap(rows_of(a.q, a.rows, a.k), read) || overlap(rows_of(a.scales, a.rows, a.k / kQuantBlock), read);
+  return overlap(rows_of(a.q, a.rows, a.k), read) || overlap(rows_of(a.low, a.rows, a.k), read) ||
+         overlap(rows_of(a.scales, a.rows, a.k / kQuantBlock), read);
 }
 
 // `a` quantises, in place and in full, what op `n` wrote to `out`.
@@ -55,10 +58,10 @@ void leave_blocks(Tape& tape, const QuantizeArgs& a, Args& n, int8_t* Args::*q, 
   n.out = nullptr;
 }
 
-// What a linear reads, its norm's input included.
-bool clobbers_inputs(const QuantizeArgs& a, const LinearArgs& l) {
-  const bool normed = l.norm.x && clobbers(a, rows_of(l.norm.x, l.rows, l.norm.x_stride));
-  return normed || clobbers(a, rows_of(l.q, l.rows, l.k)) || clobbers(a, rows_of(l.scales, l.rows, l.k / kQuantBlock));
+// `written` is something that a linear, or the norm before it, reads.
+bool reads(const LinearArgs& l, Span written) {
+  return overlap(rows_of(l.norm.x, l.rows, l.norm.x_stride), written) || overlap(rows_of(l.q, l.rows, l.k), written) ||
+         overlap(rows_of(l.low, l.rows, l.k), written) || overlap(rows_of(l.scales, l.rows, l.k / kQuantBlock), written);
 }
 
 bool fuse_gated(Tape& tape, const QuantizeArgs& a, const SiluArgs& silu, std::vector<uintptr_t>& elided) {
@@ -66,7 +69,9 @@ bool fuse_gated(Tape& tape, const QuantizeArgs& a, const SiluArgs& silu, std::ve
     const auto* linear = tape.recent<LinearArgs>(kGemmNames[kind], 1);
     if (!linear) continue;
     const bool feeds = linear->out == silu.x && silu.x_stride == linear->n && linear->n == 2 * silu.n && same(linear->rows, silu.rows);
-    if (!feeds || linear->residual || clobbers_inputs(a, *linear)) return false;
+    const Span written[] = {rows_of(a.q, a.rows, a.k), rows_of(a.scales, a.rows, a.k / kQuantBlock), rows_of(silu.out, silu.rows, silu.n)};
+    const auto is_input = [&](const Span& s) { return reads(*linear, s); };
+    if (!feeds || linear->residual || std::any_of(std::begin(written), std::end(written), is_input)) return false;
     GatedArgs fused{*linear, nullptr, a.q, a.scales};
     const size_t at = tape.size() - 2;
     tape.drop_last();
@@ -93,9 +98,11 @@ bool fuse_gated(Tape& tape, const QuantizeArgs& a, const SiluArgs& silu, std::ve
 bool fuse_quantize(Tape& tape, const QuantizeArgs& a, std::vector<uintptr_t>& elided) {
   if (auto* n = tape.recent<NormArgs>("rms_norm")) {
     if (n->heads != 1 || !result_of(a, *n, n->n) || !same(a.rows, n->rows) || clobbers(a, rows_of(n->x, n->rows, n->x_stride))) return false;
+    n->low = a.low;
     leave_blocks(tape, a, *n, &NormArgs::q, elided);
     return true;
   }
+  if (a.low) return false;  // only a norm has the whole row at hand
   if (auto* n = tape.recent<SiluArgs>("silu_and_mul")) {
     if (!result_of(a, *n, n->n) || !same(a.rows, n->rows)) return false;
     if (fuse_gated(tape, a, *n, elided)) return true;
@@ -115,7 +122,7 @@ bool fuse_quantize(Tape& tape, const QuantizeArgs& a, std::vector<uintptr_t>& el
 
 void fuse_norm(Tape& tape, LinearArgs& a) {
   auto* n = tape.recent<NormArgs>("rms_norm");
-  if (!n || !n->q || n->q != a.q || n->n != a.k || !same(n->rows, a.rows)) return;
+  if (!n || !n->q || n->q != a.q || n->low != a.low || n->n != a.k || !same(n->rows, a.rows)) return;
   const Span read = rows_of(n->x, n->rows, n->x_stride);
   if (overlap(rows_of(a.out, a.rows, a.n), read)) return;
   a.norm = *n;

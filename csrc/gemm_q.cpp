@@ -12,12 +12,15 @@
 #include "rootlet/tile_loop.h"
 #if defined(__AVX512VNNI__)
 #include "rootlet/gemm_q_avx512.h"
-#elif defined(__AVX2__)
+#else
+#if defined(__AVX2__)
 #include "rootlet/gemm_q_avx2.h"
 #elif defined(ROOTLET_NEON)
 #include "rootlet/gemm_q_neon.h"
 #else
 #include "rootlet/gemm_q_scalar.h"
+#endif
+#include "rootlet/gemm_q_blocks.h"
 #endif
 
 namespace rootlet::ROOTLET_ISA {
@@ -50,10 +53,17 @@ ROOTLET_OP_AS("gated_q8_0", run_gated<QuantKernel<Q8_0>>, gated_q8_0);
 void quantize(const void* p, Worker& w) {
   const auto& a = *static_cast<const QuantizeArgs*>(p);
   const int blocks = a.k / kQuantBlock;
-  const Range r = w.share(a.rows.get() * blocks);
+  const int pieces = a.low ? 1 : blocks;  // of a row
+  const Range r = w.share(a.rows.get() * pieces);
   for (int i = r.begin; i < r.end; ++i) {
-    const float* x = a.x + i / blocks * a.x_stride + i % blocks * kQuantBlock;
-    quantize_block(x, a.q + static_cast<ptrdiff_t>(i) * kQuantBlock, a.scales + i);
+    const float* x = a.x + i / pieces * a.x_stride + i % pieces * kQuantBlock;
+    const ptrdiff_t at = static_cast<ptrdiff_t>(i) * (blocks / pieces);
+    int8_t* q = a.q + at * kQuantBlock;
+    if (a.low) {
+      quantize_row(x, a.k, q, a.low + at * kQuantBlock, a.scales + at);
+    } else {
+      quantize_row(x, kQuantBlock, q, a.scales + at);
+    }
   }
 }
 ROOTLET_OP(quantize);

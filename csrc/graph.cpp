@@ -35,13 +35,13 @@ Count Tape::count(RowSpace space, int32_t max_rows) {
   if (space == kFixed) return {nullptr, max_rows};
   int32_t& limit = max_rows_[space];
   if (limit == 0 || max_rows < limit) limit = max_rows;
-  const int32_t* live[] = {&header_.num_tokens, &header_.num_rows, &header_.num_logit_rows, &header_.num_work};
+  const int32_t* live[] = {&header_.num_tokens, &header_.num_logit_rows};
   return {live[space], max_rows};
 }
 
 void Tape::replay(const StepHeader& counts, bool profile) {
-  const int32_t asked[] = {counts.num_tokens, counts.num_rows, counts.num_logit_rows, counts.num_work};
-  const char* names[] = {"num_tokens", "num_rows", "num_logit_rows", "num_work"};
+  const int32_t asked[] = {counts.num_tokens, counts.num_logit_rows};
+  const char* names[] = {"num_tokens", "num_logit_rows"};
   for (int i = 0; i < kNumRowSpaces; ++i) {
     if (asked[i] < 0 || (max_rows_[i] != 0 && asked[i] > max_rows_[i])) {
       throw std::invalid_argument(std::string(names[i]) + " = " + std::to_string(asked[i]) + " is outside [0, " + std::to_string(max_rows_[i]) +

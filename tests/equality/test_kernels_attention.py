@@ -302,5 +302,5 @@ def test_a_captured_step_replays_for_every_smaller_step() -> None:
         n = plan.num_tokens
         for to, name in ((q, "q"), (k, "k"), (v, "v")):
             to[:n] = torch.cat([getattr(x, name)[begin:end] for x, begin, end in parts])
-        graph.replay(num_tokens=n, num_rows=plan.num_rows, num_logit_rows=0, num_work=int(b.tables.meta.num_work[0]))
+        graph.replay(num_tokens=n, num_logit_rows=0)
         assert bits(out[:n]) == bits(torch.cat(eager.step(parts)))

@@ -194,5 +194,5 @@ def test_a_captured_draw_replays_for_other_rows() -> None:
         plan = step_plan([inits[i].pool_row for i in rows])
         s.prepare(plan)
         logits[: len(rows)] = steps[0][rows]
-        graph.replay(num_tokens=len(rows), num_rows=len(rows), num_logit_rows=len(rows))
+        graph.replay(num_tokens=len(rows), num_logit_rows=len(rows))
         assert s.collect(plan) == [want[i] for i in rows]

@@ -5,8 +5,11 @@
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
+constexpr int kLowBits = 7;  // of a second plane: what rounding left is in [-1/2, 1/2], so its values are in [-64, 64]
+constexpr float kLowScale = 1 << kLowBits;
+
 struct BlockScale {
-  float d;
+  float d;        // top / 127
   float inverse;  // 0: all q are 0
 };
 

@@ -24,6 +24,7 @@ struct NormArgs {
   float eps;
   float* out;        // [rows, heads * n]
   int8_t* q;         // [rows, n], heads = 1 only
+  int8_t* low;       // [rows, n]: the second plane of blocks that stand out (quantize.h), or null
   ActScale* scales;  // [rows, n / 32]
 };
 

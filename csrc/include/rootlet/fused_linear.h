@@ -12,7 +12,7 @@ constexpr int kGateColumns = kQuantBlock;                 // outputs of one gate
 constexpr int kCopyRows = 4;                             // below so many rows each worker normalises all of them
 constexpr int kPanelRows = 32;                            // rows whose sums wait for the activation at once: 8 KB
 
-// Makes a.q and a.scales where the linear starts with a norm, and returns the arguments to go on with. Few rows: each worker makes its own copy (worker 0
+// Makes a.q, a.low and a.scales where the linear starts with a norm, and returns the arguments to go on with. Few rows: each worker makes its own copy (worker 0
 // the one that others may read after the op), which is cheaper than meeting. More rows: each its share, then they meet.
 RL_INLINE LinearArgs begin_with_norm(const LinearArgs& a, Worker& w) {
   if (!a.norm.x) return a;
@@ -24,15 +24,17 @@ RL_INLINE LinearArgs begin_with_norm(const LinearArgs& a, Worker& w) {
     w.barrier();
     return a;
   }
-  auto* scratch = static_cast<uint8_t*>(w.scratch(floats + kCopyRows * (static_cast<size_t>(n) + blocks * sizeof(ActScale))));
+  auto* scratch = static_cast<uint8_t*>(w.scratch(floats + kCopyRows * (2 * static_cast<size_t>(n) + blocks * sizeof(ActScale))));
   LinearArgs mine = a;
   if (w.thread() != 0) {
     mine.norm.out = nullptr;
     mine.norm.scales = reinterpret_cast<ActScale*>(scratch + floats);
     mine.norm.q = reinterpret_cast<int8_t*>(mine.norm.scales + kCopyRows * blocks);
+    if (a.norm.low) mine.norm.low = mine.norm.q + kCopyRows * static_cast<ptrdiff_t>(n);
   }
   norm_and_quantize(mine.norm, 0, rows, reinterpret_cast<float*>(scratch));
   mine.q = mine.norm.q;
+  mine.low = mine.norm.low;
   mine.scales = mine.norm.scales;
   return mine;
 }

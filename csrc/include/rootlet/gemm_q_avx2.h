@@ -9,12 +9,11 @@
 #include <immintrin.h>
 
 #include "rootlet/quant_formats.h"
-#include "rootlet/tile_loop.h"
+#include "rootlet/simd.h"
+#include "rootlet/tile_input.h"
 
 namespace rootlet::ROOTLET_ISA {
 namespace {
-
-constexpr int kBlockSteps = 1;
 
 RL_INLINE __m256i load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
@@ -39,11 +38,16 @@ RL_INLINE void accumulate(__m256i w_lo, __m256i w_hi, const int8_t* q, ptrdiff_t
 // acc = fma(isum, d_w * d_a, acc), then the minimum; 8 columns.
 template <class F>
 RL_INLINE void scale_half(__m256i isum, const ActScale& s, __m256 d, __m256 m, float* acc) {
-  if (F::kZero) isum = _mm256_sub_epi32(isum, _mm256_set1_epi32(F::kZero * s.sum));
   __m256 y = _mm256_load_ps(acc);
   y = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), _mm256_mul_ps(d, _mm256_set1_ps(s.d)), y);
   if (F::kMin) y = _mm256_fmadd_ps(m, _mm256_set1_ps(s.d_sum), y);
   _mm256_store_ps(acc, y);
+}
+
+// Takes the surplus of unsigned weights off a sum of products.
+template <class F>
+RL_INLINE __m256i signed_sum(__m256i isum, int sum) {
+  return F::kZero ? _mm256_sub_epi32(isum, _mm256_set1_epi32(F::kZero * sum)) : isum;
 }
 
 template <class F>
@@ -56,8 +60,56 @@ struct BlockScales {
   }
 };
 
+// What becomes of a block's integer sums (of columns 0-7 and 8-15 in each row): scaled and added to the float accumulators...
 template <class F, int R>
-RL_INLINE void block_4bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kUnitColumns]) {
+struct ToAcc {
+  const uint8_t* w;
+  const TileInput& in;
+  float (*acc)[kUnitColumns];
+  RL_SHARED void operator()(const __m256i* lo, const __m256i* hi) const {
+    const auto c = BlockScales<F>::read(w);
+    for (int r = 0; r < R; ++r) {
+      const ActScale& s = in.scale(r);
+      scale_half<F>(signed_sum<F>(lo[r], s.sum), s, c.d_lo, c.m_lo, acc[r]);
+      scale_half<F>(signed_sum<F>(hi[r], s.sum), s, c.d_hi, c.m_hi, acc[r] + 8);
+    }
+  }
+};
+
+// ... or kept, shifted, until those of the second plane...
+template <class F, int R>
+struct ToSums {
+  const TileInput& in;
+  __m256i (*sums)[2];
+  RL_SHARED void operator()(const __m256i* lo, const __m256i* hi) const {
+    for (int r = 0; r < R; ++r) {
+      const ActScale& s = in.scale(r);
+      const __m128i bits = _mm_cvtsi32_si128(s.low_bits);
+      sums[r][0] = _mm256_sll_epi32(signed_sum<F>(lo[r], s.sum), bits);
+      sums[r][1] = _mm256_sll_epi32(signed_sum<F>(hi[r], s.sum), bits);
+    }
+  }
+};
+
+// ... are added to them.
+template <class F, int R>
+struct SumsToAcc {
+  const uint8_t* w;
+  const TileInput& in;
+  const __m256i (*sums)[2];
+  float (*acc)[kUnitColumns];
+  RL_SHARED void operator()(const __m256i* lo, const __m256i* hi) const {
+    const auto c = BlockScales<F>::read(w);
+    for (int r = 0; r < R; ++r) {
+      const ActScale& s = in.scale(r);
+      scale_half<F>(_mm256_add_epi32(sums[r][0], signed_sum<F>(lo[r], s.low_sum)), s, c.d_lo, c.m_lo, acc[r]);
+      scale_half<F>(_mm256_add_epi32(sums[r][1], signed_sum<F>(hi[r], s.low_sum)), s, c.d_hi, c.m_hi, acc[r] + 8);
+    }
+  }
+};
+
+template <class F, int R, class Sink>
+RL_INLINE void block_4bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const Sink& sink) {
   const __m256i mask = _mm256_set1_epi8(15);
   __m256i lo[R], hi[R];
   for (int r = 0; r < R; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
@@ -68,11 +120,11 @@ RL_INLINE void block_4bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride,
     accumulate<R>(_mm256_and_si256(_mm256_srli_epi16(v_lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(v_hi, 4), mask), q + j * 8 + 4, q_stride, lo, hi);
   }
   const __m256i ones = _mm256_set1_epi16(1);
-  const auto c = BlockScales<F>::read(w);
   for (int r = 0; r < R; ++r) {
-    scale_half<F>(_mm256_madd_epi16(lo[r], ones), s[r * s_stride], c.d_lo, c.m_lo, acc[r]);
-    scale_half<F>(_mm256_madd_epi16(hi[r], ones), s[r * s_stride], c.d_hi, c.m_hi, acc[r] + 8);
+    lo[r] = _mm256_madd_epi16(lo[r], ones);
+    hi[r] = _mm256_madd_epi16(hi[r], ones);
   }
+  sink(lo, hi);
 }
 
 // Fifth bits of k-group g, moved to bit 4 of each byte.
@@ -93,8 +145,8 @@ RL_INLINE void pair_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, 
                 _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(v_hi, 4), mask), fifth_bit<2 * J + 1>(h_hi)), q + J * 8 + 4, q_stride, lo, hi);
 }
 
-template <class F, int R>
-RL_INLINE void block_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kUnitColumns]) {
+template <class F, int R, class Sink>
+RL_INLINE void block_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const Sink& sink) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i lo[R], hi[R];
   alignas(32) __m256i half[R][2];
@@ -109,15 +161,15 @@ RL_INLINE void block_5bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride,
   asm volatile("" : "+m"(half));  // in memory, not in 8 registers
   pair_5bit<F, R, 2>(w, q, q_stride, lo, hi);
   pair_5bit<F, R, 3>(w, q, q_stride, lo, hi);
-  const auto c = BlockScales<F>::read(w);
   for (int r = 0; r < R; ++r) {
-    scale_half<F>(_mm256_add_epi32(half[r][0], _mm256_madd_epi16(lo[r], ones)), s[r * s_stride], c.d_lo, c.m_lo, acc[r]);
-    scale_half<F>(_mm256_add_epi32(half[r][1], _mm256_madd_epi16(hi[r], ones)), s[r * s_stride], c.d_hi, c.m_hi, acc[r] + 8);
+    lo[r] = _mm256_add_epi32(half[r][0], _mm256_madd_epi16(lo[r], ones));
+    hi[r] = _mm256_add_epi32(half[r][1], _mm256_madd_epi16(hi[r], ones));
   }
+  sink(lo, hi);
 }
 
-template <class F, int R>
-RL_INLINE void block_8bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kUnitColumns]) {
+template <class F, int R, class Sink>
+RL_INLINE void block_8bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const Sink& sink) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i lo[R], hi[R];
   for (int r = 0; r < R; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
@@ -133,33 +185,33 @@ RL_INLINE void block_8bit(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride,
       asm volatile("" : "+x"(lo[r]), "+x"(hi[r]));
     }
   }
-  const auto c = BlockScales<F>::read(w);
-  for (int r = 0; r < R; ++r) {
-    scale_half<F>(lo[r], s[r * s_stride], c.d_lo, c.m_lo, acc[r]);
-    scale_half<F>(hi[r], s[r * s_stride], c.d_hi, c.m_hi, acc[r] + 8);
-  }
+  sink(lo, hi);
+}
+
+// The integer sums of one block of the group at `w` with one plane of the activations.
+template <class F, int R, class Sink>
+RL_INLINE void dot_block(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const Sink& sink) {
+  if constexpr (F::kBits == 4) block_4bit<F, R>(w, q, q_stride, sink);
+  if constexpr (F::kBits == 5) block_5bit<F, R>(w, q, q_stride, sink);
+  if constexpr (F::kBits == 8) block_8bit<F, R>(w, q, q_stride, sink);
+  asm volatile("" ::: "memory");  // float accumulators stay in memory
+}
+
+// A block that stands out in some row. Its own function: the sums of the first plane wait in L1, and the common block keeps its registers.
+template <class F, int R>
+__attribute__((noinline)) void add_two_planes(const uint8_t* w, const TileInput& in, float (*acc)[kUnitColumns]) {
+  alignas(32) __m256i sums[R][2];
+  dot_block<F, R>(w, in.q, in.k, ToSums<F, R>{in, sums});
+  dot_block<F, R>(w, in.low, in.k, SumsToAcc<F, R>{w, in, sums, acc});
 }
 
 // One block of the group at `w`, into the sums of its 16 columns.
 template <class F, int R>
-RL_INLINE void add_block(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kUnitColumns]) {
-  if constexpr (F::kBits == 4) block_4bit<F, R>(w, q, q_stride, s, s_stride, acc);
-  if constexpr (F::kBits == 5) block_5bit<F, R>(w, q, q_stride, s, s_stride, acc);
-  if constexpr (F::kBits == 8) block_8bit<F, R>(w, q, q_stride, s, s_stride, acc);
-  asm volatile("" ::: "memory");  // float accumulators stay in memory
-}
-
-template <class F, int R>
-__attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kUnitColumns]) {
-  const int blocks = a.k / kQuantBlock;
-  const int8_t* q = a.q + static_cast<ptrdiff_t>(row) * a.k;
-  const ActScale* s = a.scales + static_cast<ptrdiff_t>(row) * blocks;
-  for (int i = 0; i < R * kUnitColumns; i += 8) store(acc[0] + i, set1(0.0f));
-  for (int b = 0; b < blocks; ++b, q += kQuantBlock, ++s) {
-    fetch_part<F::kUnitBytes, 0, kBlockSteps>(pf, w);
-    for (int g = 0; g < kUnitGroups; ++g, w += F::kBytes) {
-      add_block<F, R>(w, q, a.k, s, blocks, reinterpret_cast<float(*)[kUnitColumns]>(acc[0] + g * kGroupColumns));
-    }
+RL_INLINE void add_block(const uint8_t* w, const TileInput& in, bool two_planes, float (*acc)[kUnitColumns]) {
+  if (two_planes) {
+    add_two_planes<F, R>(w, in, acc);
+  } else {
+    dot_block<F, R>(w, in.q, in.k, ToAcc<F, R>{w, in, acc});
   }
 }
 

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #include "rootlet/quant_formats.h"
+#include "rootlet/tile_input.h"
 #include "rootlet/tile_loop.h"
 
 namespace rootlet::ROOTLET_ISA {
@@ -66,8 +67,7 @@ RL_INLINE void bytes(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, __m5
 
 // The 8 values of k from 8 J on.
 template <class F, int R, int J>
-RL_INLINE void quarter_dot(Prefetch& pf, const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, __m512i (&isum)[R][kUnitGroups]) {
-  fetch_part<F::kUnitBytes, J, kBlockSteps>(pf, w);
+RL_INLINE void quarter_dot(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, __m512i (&isum)[R][kUnitGroups]) {
   if constexpr (F::kBits == 8) {
     bytes<F, R, 2 * J>(w, q, q_stride, isum);
     bytes<F, R, 2 * J + 1>(w, q, q_stride, isum);
@@ -77,9 +77,29 @@ RL_INLINE void quarter_dot(Prefetch& pf, const uint8_t* w, const int8_t* q, ptrd
   }
 }
 
-// y[r][g] = fma(isum, d_w * d_a, y), then fma(m_w, d_a * sum(q), y).
+// isum = (isum << low_bits) + w . low, less the surplus.
 template <class F, int R>
-RL_INLINE void add_block(const uint8_t* w, const ActScale* s, ptrdiff_t s_stride, const __m512i (&isum)[R][kUnitGroups],
+RL_INLINE void add_low(const uint8_t* w, const TileInput& in, int surplus, __m512i (&isum)[R][kUnitGroups]) {
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+    const __m128i bits = _mm_cvtsi32_si128(in.scale(r).low_bits);
+    const __m512i less = _mm512_set1_epi32(surplus * in.scale(r).low_sum);
+#pragma GCC unroll 2
+    for (int g = 0; g < kUnitGroups; ++g) {
+      isum[r][g] = _mm512_sub_epi32(_mm512_sll_epi32(isum[r][g], bits), less);
+      asm volatile("" : "+v"(isum[r][g]));
+    }
+  }
+  asm volatile("" : "+r"(w));  // load the weights again: kept from the first plane they would be spilled
+  quarter_dot<F, R, 0>(w, in.low, in.k, isum);
+  quarter_dot<F, R, 1>(w, in.low, in.k, isum);
+  quarter_dot<F, R, 2>(w, in.low, in.k, isum);
+  quarter_dot<F, R, 3>(w, in.low, in.k, isum);
+}
+
+// y[r][g] = fma(isum, d_w * d_a, y), then fma(m_w, d_sum, y).
+template <class F, int R>
+RL_INLINE void add_block(const uint8_t* w, const TileInput& in, const __m512i (&isum)[R][kUnitGroups],
                          __m512 (&y)[R][kUnitGroups]) {
   __m512 d[kUnitGroups], m[kUnitGroups];
 #pragma GCC unroll 2
@@ -90,7 +110,7 @@ RL_INLINE void add_block(const uint8_t* w, const ActScale* s, ptrdiff_t s_stride
   }
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
-    const ActScale& scale = s[r * s_stride];
+    const ActScale& scale = in.scale(r);
     const __m512 d_a = _mm512_set1_ps(scale.d), d_sum = _mm512_set1_ps(scale.d_sum);
 #pragma GCC unroll 2
     for (int g = 0; g < kUnitGroups; ++g) {
@@ -104,19 +124,24 @@ template <class F, int R>
 __attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kUnitColumns]) {
   constexpr int kSurplus = F::kBits == 8 ? 128 : F::kZero;
   const int blocks = a.k / kQuantBlock;
-  const int8_t* q = a.q + static_cast<ptrdiff_t>(row) * a.k;
-  const ActScale* s = a.scales + static_cast<ptrdiff_t>(row) * blocks;
+  TileInput in(a, row);
   __m512 y[R][kUnitGroups];
   for (int r = 0; r < R; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
-  for (int b = 0; b < blocks; ++b, w += F::kUnitBytes, q += kQuantBlock, ++s) {
+  for (int b = 0; b < blocks; ++b, w += F::kUnitBytes, in.next()) {
     __m512i isum[R][kUnitGroups];
 #pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) isum[r][0] = isum[r][1] = _mm512_set1_epi32(-kSurplus * s[r * static_cast<ptrdiff_t>(blocks)].sum);
-    quarter_dot<F, R, 0>(pf, w, q, a.k, isum);
-    quarter_dot<F, R, 1>(pf, w, q, a.k, isum);
-    quarter_dot<F, R, 2>(pf, w, q, a.k, isum);
-    quarter_dot<F, R, 3>(pf, w, q, a.k, isum);
-    add_block<F, R>(w, s, blocks, isum, y);
+    for (int r = 0; r < R; ++r) isum[r][0] = isum[r][1] = _mm512_set1_epi32(-kSurplus * in.scale(r).sum);
+    fetch_part<F::kUnitBytes, 0, kBlockSteps>(pf, w);
+    quarter_dot<F, R, 0>(w, in.q, in.k, isum);
+    fetch_part<F::kUnitBytes, 1, kBlockSteps>(pf, w);
+    quarter_dot<F, R, 1>(w, in.q, in.k, isum);
+    fetch_part<F::kUnitBytes, 2, kBlockSteps>(pf, w);
+    quarter_dot<F, R, 2>(w, in.q, in.k, isum);
+    fetch_part<F::kUnitBytes, 3, kBlockSteps>(pf, w);
+    quarter_dot<F, R, 3>(w, in.q, in.k, isum);
+    // Expected, so that it lies inside the loop: put behind the function by GCC, it costs a spilled sum.
+    if (__builtin_expect(in.stands_out<R>(), true)) add_low<F, R>(w, in, kSurplus, isum);
+    add_block<F, R>(w, in, isum, y);
   }
   for (int r = 0; r < R; ++r) {
     _mm512_store_ps(acc[r], y[r][0]);

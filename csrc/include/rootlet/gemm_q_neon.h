@@ -9,12 +9,11 @@
 #include <arm_neon.h>
 
 #include "rootlet/quant_formats.h"
-#include "rootlet/tile_loop.h"
+#include "rootlet/tile_input.h"
 
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
-constexpr int kBlockSteps = 1;
 constexpr int kQuad = 4;  // columns of one vector
 
 RL_INLINE int8x16_t four_k(const int8_t* q) {
@@ -83,40 +82,42 @@ RL_INLINE float32x4_t four_halves(const uint8_t* p) {
   return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
 }
 
+// Sums of the quad's products with one plane of the activations.
+template <class F, int R>
+RL_INLINE void dot_quad(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, int32x4_t (&isum)[R]) {
+  QuadSum sums[R];
+  for (int r = 0; r < R; ++r) sums[r] = no_products();
+#pragma GCC unroll 8
+  for (int g = 0; g < 8; ++g) {
+    const int8x16_t weights = weights_of<F>(w, g);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) add_products<F>(sums[r], weights, four_k(q + r * q_stride + g * 4), g);
+  }
+  for (int r = 0; r < R; ++r) isum[r] = column_sums(sums[r]);
+}
+
 // One block of the group at `w`, into the sums of its 16 columns.
 template <class F, int R>
-RL_INLINE void add_block(const uint8_t* w, const int8_t* q, ptrdiff_t q_stride, const ActScale* s, ptrdiff_t s_stride, float (*acc)[kUnitColumns]) {
+RL_INLINE void add_block(const uint8_t* w, const TileInput& in, bool two_planes, float (*acc)[kUnitColumns]) {
   for (int c = 0; c < kGroupColumns; c += kQuad) {
-    QuadSum sums[R];
-    for (int r = 0; r < R; ++r) sums[r] = no_products();
-#pragma GCC unroll 8
-    for (int g = 0; g < 8; ++g) {
-      const int8x16_t weights = weights_of<F>(w + c * 4, g);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) add_products<F>(sums[r], weights, four_k(q + r * q_stride + g * 4), g);
+    int32x4_t isum[R];
+    dot_quad<F, R>(w + c * 4, in.q, in.k, isum);
+    for (int r = 0; r < R; ++r) isum[r] = vsubq_s32(isum[r], vdupq_n_s32(F::kZero * in.scale(r).sum));
+    if (two_planes) {
+      int32x4_t rest[R];
+      dot_quad<F, R>(w + c * 4, in.low, in.k, rest);
+      for (int r = 0; r < R; ++r) {
+        rest[r] = vsubq_s32(rest[r], vdupq_n_s32(F::kZero * in.scale(r).low_sum));
+        isum[r] = vaddq_s32(vshlq_s32(isum[r], vdupq_n_s32(in.scale(r).low_bits)), rest[r]);
+      }
     }
     const float32x4_t d = four_halves(w + F::kScales + c * 2);
     const float32x4_t m = four_halves(w + (F::kMin ? F::kMinima : F::kScales) + c * 2);
     for (int r = 0; r < R; ++r) {
-      const ActScale& scale = s[r * s_stride];
-      const int32x4_t isum = vsubq_s32(column_sums(sums[r]), vdupq_n_s32(F::kZero * scale.sum));
-      float32x4_t y = vfmaq_f32(vld1q_f32(acc[r] + c), vcvtq_f32_s32(isum), vmulq_n_f32(d, scale.d));
+      const ActScale& scale = in.scale(r);
+      float32x4_t y = vfmaq_f32(vld1q_f32(acc[r] + c), vcvtq_f32_s32(isum[r]), vmulq_n_f32(d, scale.d));
       if (F::kMin) y = vfmaq_f32(y, m, vdupq_n_f32(scale.d_sum));
       vst1q_f32(acc[r] + c, y);
-    }
-  }
-}
-
-template <class F, int R>
-__attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w, int row, Prefetch pf, float (*acc)[kUnitColumns]) {
-  const int blocks = a.k / kQuantBlock;
-  const int8_t* q = a.q + static_cast<ptrdiff_t>(row) * a.k;
-  const ActScale* s = a.scales + static_cast<ptrdiff_t>(row) * blocks;
-  for (int i = 0; i < R * kUnitColumns; i += 8) store(acc[0] + i, set1(0.0f));
-  for (int b = 0; b < blocks; ++b, q += kQuantBlock, ++s) {
-    fetch_part<F::kUnitBytes, 0, kBlockSteps>(pf, w);
-    for (int g = 0; g < kUnitGroups; ++g, w += F::kBytes) {
-      add_block<F, R>(w, q, a.k, s, blocks, reinterpret_cast<float(*)[kUnitColumns]>(acc[0] + g * kGroupColumns));
     }
   }
 }

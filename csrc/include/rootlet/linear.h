@@ -64,6 +64,7 @@ struct QuantizeArgs {
   const float* x;
   ptrdiff_t x_stride;
   int8_t* q;         // [rows, k]
+  int8_t* low;       // [rows, k]: the second plane of blocks that stand out (quantize.h), or null
   ActScale* scales;  // [rows, k / 32]
 };
 
@@ -71,15 +72,16 @@ struct LinearArgs {
   Count rows;
   int32_t n, k;
   const uint8_t* packed;
-  const float* x;  // float weights read x; block weights read q and scales
+  const float* x;  // float weights read x; block weights read q, low (or null) and scales
   ptrdiff_t x_stride;
   const int8_t* q;
+  const int8_t* low;
   const ActScale* scales;
   const float* bias;      // [n] or null
   const float* residual;  // [rows, n] or null
   ptrdiff_t residual_stride;
   float* out;     // [rows, n]
-  NormArgs norm;  // x null, or the norm that makes q and scales: the op begins with it
+  NormArgs norm;  // x null, or the norm that makes q, low and scales: the op begins with it
 };
 
 // silu(gate) * up of a linear whose outputs are [gate, up], left in int8 blocks. Neither the linear's floats nor the product's are stored unless asked.

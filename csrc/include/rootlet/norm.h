@@ -46,7 +46,13 @@ RL_INLINE void norm_and_quantize(const NormArgs& a, int begin, int end, float* r
   for (int t = begin; t < end; ++t) {
     float* out = a.out ? a.out + static_cast<ptrdiff_t>(t) * a.n : row;
     norm_row(a.x + t * a.x_stride, a.weight, a.n, a.eps, out);
-    quantize_row(out, a.n, a.q + static_cast<ptrdiff_t>(t) * a.n, a.scales + static_cast<ptrdiff_t>(t) * blocks);
+    const ptrdiff_t at = static_cast<ptrdiff_t>(t) * a.n;
+    ActScale* scales = a.scales + static_cast<ptrdiff_t>(t) * blocks;
+    if (a.low) {
+      quantize_row(out, a.n, a.q + at, a.low + at, scales);
+    } else {
+      quantize_row(out, a.n, a.q + at, scales);
+    }
   }
 }
 

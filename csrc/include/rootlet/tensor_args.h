@@ -13,14 +13,12 @@ namespace rootlet {
 // Row counts of one step, read at replay. One tape serves every batch up to its captured maximum.
 struct StepHeader {
   int32_t num_tokens;      // T
-  int32_t num_rows;        // B
   int32_t num_logit_rows;  // R
-  int32_t num_work;        // attention work items
-  int32_t reserved[12];
 };
 
-// Which count of the header a tensor's leading dimension follows. kFixed: the size it had when the op was made.
-enum RowSpace : int32_t { kFixed = -1, kTokens = 0, kRows = 1, kLogitRows = 2, kWork = 3, kNumRowSpaces = 4 };
+// Which count of the header a tensor's leading dimension follows. kFixed: the size it had when the op was made. Attention needs none of its own: it
+// reads how many work items there are from the buffer beside them.
+enum RowSpace : int32_t { kFixed = -1, kTokens = 0, kLogitRows = 1, kNumRowSpaces = 2 };
 
 // A row count: live (points into a tape's header) or fixed (eager).
 struct Count {
@@ -34,11 +32,13 @@ enum class WeightKind : int32_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1,
 inline constexpr int kQuantBlock = 32;    // values that share a scale, in weights and in quantised activations
 inline constexpr int kGroupColumns = 16;  // output features that are packed together
 
-// Scale of one quantised activation block: x = d * q, q int8 in [-127, 127].
+// Scale of one quantised activation block: x = d * q, q int8 in [-127, 127]; of a block with a second plane: x = d * ((q << low_bits) + low).
 struct ActScale {
   float d;
-  float d_sum;  // d * sum(q)
-  int32_t sum;  // sum(q)
+  float d_sum;       // d * sum of what d multiplies
+  int32_t sum;       // sum(q)
+  int16_t low_sum;   // sum(low)
+  int16_t low_bits;  // 0: the block has no second plane (where a row has one, this part of it is zero)
 };
 
 class Worker;

@@ -84,7 +84,6 @@ class StepTables:
         "_prefix_lens",
         "_qo_indptr",
         "_row_ids",
-        "_seq_lens",
         "_shared",
         "_work",
         "meta",
@@ -103,7 +102,6 @@ class StepTables:
         self._row_ids = np.zeros(rows, np.int32)
         self._qo_indptr = np.zeros(rows + 1, np.int32)
         self._prefix_lens = np.zeros(rows, np.int32)
-        self._seq_lens = np.zeros(rows, np.int32)
         self._work = np.zeros((max_items, ITEM_WORDS), np.int32)
         self._num_work = np.zeros(1, np.int32)
         self._out_cache_loc = np.zeros(tokens, np.int32)
@@ -113,7 +111,6 @@ class StepTables:
             row_ids=torch.from_numpy(self._row_ids),
             qo_indptr=torch.from_numpy(self._qo_indptr),
             prefix_lens=torch.from_numpy(self._prefix_lens),
-            seq_lens=torch.from_numpy(self._seq_lens),
             order=torch.from_numpy(self._order),
             work=torch.from_numpy(self._work),
             num_work=torch.from_numpy(self._num_work),
@@ -134,9 +131,9 @@ class StepTables:
         groups, which changes no result."""
         b, items = plan.num_rows, self._work[: self._num_items]
         self._prefix_lens[:b] = plan.prefix_lens
-        np.add(plan.prefix_lens, 1, out=self._seq_lens[:b])
         self._out_cache_loc[:b] = plan.out_cache_loc
-        items[:, 5] = self._seq_lens[items[:, 3]]
+        items[:, 5] = self._prefix_lens[items[:, 3]]
+        items[:, 5] += 1
 
     def _describe(self, plan: StepPlan) -> None:
         self._decoded_rows = None  # until all of it is there
@@ -145,8 +142,7 @@ class StepTables:
         self._qo_indptr[b + 1 :] = t
         self._row_ids[:b] = plan.pool_rows
         self._prefix_lens[:b] = plan.prefix_lens
-        self._seq_lens[:b] = plan.seq_lens
-        self._row_ids[b:] = self._prefix_lens[b:] = self._seq_lens[b:] = 0
+        self._row_ids[b:] = self._prefix_lens[b:] = 0
         self._out_cache_loc[:t] = plan.out_cache_loc
         self._out_cache_loc[t:] = 0
         self._fill_work(plan, b)

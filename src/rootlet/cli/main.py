@@ -1,11 +1,15 @@
-"""Entry point of the `rootlet` command. It imports nothing but the standard library before a Ctrl-C has its answer: the commands are in app.py."""
+"""Entry point of the `rootlet` command. Before a Ctrl-C has its answer it imports `signal` and next to nothing else, since until then the
+interpreter prints a traceback: the commands are in app.py."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # `typing` itself is the longest import here; type checkers take the name for true
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 INTERRUPTED = 130
 

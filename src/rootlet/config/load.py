@@ -62,6 +62,8 @@ class Knob:
         if value is None:
             words = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
             raise BadConfig(f"{where}: {self.name} must be {words[self.type]}, got {raw!r}")
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise BadConfig(f"{where}: {self.name} must be text in UTF-8, got {value!a}; a file or folder of such a name must be renamed")
         return value
 
     def _range(self) -> str:

@@ -57,6 +57,10 @@ def _check_together(config: RuntimeConfig) -> None:
     page, chunk = config.cache.page_size, config.scheduler.chunked_prefill
     if 0 < chunk < page:
         raise BadConfig(f"--chunked-prefill {chunk} is smaller than --page-size {page}: no chunk would fill a page")
+    pool = config.cache.max_total_tokens
+    if pool is not None and pool < page:
+        better = f"give --max-total-tokens {page} or more, or a smaller --page-size"
+        raise BadConfig(f"--max-total-tokens {pool} is smaller than --page-size {page}: the KV pool must hold at least one page; {better}")
     record = config.scheduler.record
     if record is not None and not Path(record).absolute().parent.is_dir():
         raise BadConfig(f"--record {record}: there is no folder {Path(record).absolute().parent}")

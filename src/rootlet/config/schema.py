@@ -46,7 +46,7 @@ class CacheArgs:
         unit="tokens",
     )
     mem: str = knob("auto", "memory of the KV pool: auto, or GiB as a number", unit="GiB")
-    max_total_tokens: int | None = knob(None, "KV pool size in tokens; wins over --mem", low=16, unit="tokens")
+    max_total_tokens: int | None = knob(None, "KV pool size in tokens, a page at least; wins over --mem", low=16, unit="tokens")
     prefix_cache: bool = knob(True, "share KV of equal prefixes between requests")
     evict: str = knob("lru", "which cached prefix goes first", choices=("lru", "lfu", "fifo", "mru", "filo", "priority", "slru"))
     kv_events: str | None = knob(
@@ -72,7 +72,7 @@ class SchedulerArgs:
     min_free_slots: int = knob(0, "while requests run, admit new ones only when so many rows are free; 0 = always", low=0)
     decode_interval: int = knob(0, "decode steps between two prefill steps while requests decode; 0 = prefill whenever possible", low=0)
     max_running: int = knob(64, "requests that hold KV at once", low=1, high=4096)
-    max_queue: int = knob(1024, "requests that wait; more get 503 with Retry-After", low=1)
+    max_queue: int = knob(1024, "requests that wait beside those that have a row (--max-running); more get 503 with Retry-After", low=1)
     chunked_prefill: int = knob(512, "tokens of one prefill chunk; 0 = whole prompts", low=0, unit="tokens")
     max_prefill: int = knob(8192, "tokens of one prefill step", low=1, unit="tokens")
     depth: str = knob("auto", "steps in flight: 1 = event_loop_normal, 2 = event_loop_overlap", choices=("auto", "1", "2"))

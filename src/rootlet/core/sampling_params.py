@@ -16,6 +16,7 @@ from rootlet.core.errors import InvalidValue
 
 GREEDY_BELOW = 1e-5
 MAX_STOPS = 32
+MAX_CHOICE_INDEX = 2**30  # with n beside it, the kernels' 32 bits hold it
 MAX_STOP_CHARS = 4096  # of all of them together: the matcher takes some microseconds and some hundred bytes for each
 
 
@@ -85,6 +86,10 @@ def validate(p: SamplingParams, vocab_size: int, *, max_n: int, max_temperature:
         raise InvalidValue("min_tokens", f"min_tokens must be in [0, max_tokens], got {p.min_new_tokens}")
     if not 1 <= p.n <= max_n:
         raise InvalidValue("n", f"n must be in [1, {max_n}], got {p.n} (limit: --max-n)")
+    if not 0 <= p.choice_index <= MAX_CHOICE_INDEX:
+        raise InvalidValue("choice_index", f"choice_index must be in [0, {MAX_CHOICE_INDEX}], got {p.choice_index}")
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        raise InvalidValue("allowed_token_ids", "allowed_token_ids is empty: at least one token must be allowed")
     if p.seed is not None and not -(2**63) <= p.seed < 2**63:
         raise InvalidValue("seed", f"seed must be in [-2**63, 2**63), got {p.seed}")
     if len(p.stop) > MAX_STOPS:

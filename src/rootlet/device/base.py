@@ -26,7 +26,7 @@ class Graph(Protocol):
         """Ops called inside are recorded instead of run. Once a graph. Tensors that they return are overwritten by each replay."""
         ...
 
-    def replay(self, *, num_tokens: int, num_rows: int, num_logit_rows: int, num_work: int = 0) -> None:
+    def replay(self, *, num_tokens: int, num_logit_rows: int) -> None:
         """Runs the recorded ops with these row counts. Raises `ValueError` when a count is above the captured size."""
         ...
 

@@ -17,7 +17,7 @@ class Tape(Protocol):
 
     def __len__(self) -> int: ...
 
-    def replay(self, num_tokens: int, num_rows: int, num_logit_rows: int, num_work: int, profile: bool) -> None: ...
+    def replay(self, num_tokens: int, num_logit_rows: int, profile: bool) -> None: ...
 
     def profile(self) -> list[tuple[str, int, int, int]]: ...
 
@@ -45,11 +45,11 @@ class CpuGraph:
             self._recorded = recorded
             yield
 
-    def replay(self, *, num_tokens: int, num_rows: int, num_logit_rows: int, num_work: int = 0) -> None:
+    def replay(self, *, num_tokens: int, num_logit_rows: int) -> None:
         """One native call; other Python threads run meanwhile. Raises `ValueError` when a count is above the captured size."""
         assert self._tape is not None, "the graph was freed"
         assert self._recorded is not None, "replay needs a captured graph"
-        self._tape.replay(num_tokens, num_rows, num_logit_rows, num_work, self._profiling)
+        self._tape.replay(num_tokens, num_logit_rows, self._profiling)
 
     def free(self) -> None:
         self._tape = None

@@ -18,13 +18,14 @@ from rootlet.config.load import load_config
 from rootlet.config.resolve import num_usable_cores, resolve_config
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core import env
-from rootlet.core.errors import RootletError
+from rootlet.core.errors import InvalidValue, RootletError
 from rootlet.core.sampling_params import SamplingParams
 from rootlet.core.types import LogprobSpec
+from rootlet.engine.arguments import checked, messages_of, requests_of, sampling_of, token_ids_of
 from rootlet.engine.inproc import InprocRuntime
 from rootlet.engine.loop_thread import LoopThread
 from rootlet.engine.model_side import FrontModel, LoadedExecutor, load_executor, load_front
-from rootlet.engine.results import GenerateResult, prompts_of, results_of, sampling_of
+from rootlet.engine.results import GenerateResult, results_of
 from rootlet.frontend.tokenizer_manager import TokenizerManager
 from rootlet.frontend.types import GenerateChunk, GenerateReq
 
@@ -35,6 +36,7 @@ Logprobs = int | LogprobSpec | None
 Results = GenerateResult | list[GenerateResult] | list[list[GenerateResult]]
 
 DEFAULT_MAX_TOKENS = 128  # as /generate: text that is continued seldom ends by itself
+MAX_FLUSH_S = 600.0
 
 
 class Engine:
@@ -85,8 +87,9 @@ class Engine:
         `sampling` that says nothing of max_tokens means 128 of them; {"max_tokens": None}, or a `SamplingParams`, what the context leaves.
 
         `logprobs` = alternatives a token (0 = the chosen one only), or a `LogprobSpec`, which can ask for those of the prompt.
-        `request`: other `GenerateReq` fields (rid, cache_salt, priority...).
-        Raises `InvalidValue`, `ContextOverflow`, `PoolOverflow`, `QueueFull`, `DeadlineExceeded`, `Unavailable`, `RequestFailed`.
+        `request`: add_special_tokens, rid, cache_salt, extra_key, priority, deadline_s, user, routing_key.
+        Raises `InvalidValue` (`param` names the argument), `ContextOverflow`, `PoolOverflow`, `QueueFull`, `DeadlineExceeded`, `Unavailable`,
+        `RequestFailed`.
         """
         reqs, many = _requests(self, prompt, sampling, logprobs, stream=stream, request=request)
         if stream:
@@ -118,28 +121,37 @@ class Engine:
     ) -> Results | Iterator[GenerateChunk]:
         """The model's chat template over `messages`, then `generate`, but until the model stops: max_tokens is by default what the context leaves.
 
-        `template`: tools, continue_final_message, template variables.
+        `template`: tools, continue_final_message, template variables. Raises as `generate`, and `TemplateError` with the template's words.
         """
-        prompt = self.manager.chat_template.render(list(messages), **template)
-        request = {"add_special_tokens": False, "param": "messages"}
-        reqs, _ = _requests(self, prompt, sampling, None, stream=stream, request=request, max_tokens=None)
+        prompt = self.manager.chat_template.render(messages_of(messages, template), **template)
+        request = {"add_special_tokens": False}
+        reqs, _ = _requests(self, prompt, sampling, None, stream=stream, request=request, max_tokens=None, param="messages")
         return _stream(self, reqs[0]) if stream else _shape(self.run(_all(self.manager, reqs)), False, reqs[0].sampling.n)
 
     # -- text, cache, state -----------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Raises `InvalidValue`."""
+        checked("text", text, str)
         return list(self.manager.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return str(self.manager.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        """Raises `InvalidValue` for what is no token id of this model."""
+        ids = token_ids_of("token_ids", token_ids, self.manager.tokenizer.vocab_size)
+        return str(self.manager.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def flush_cache(self, timeout_s: float = 10.0) -> bool:
-        """Forget every cached prefix once nothing runs; False when that did not happen within `timeout_s`."""
+        """Forget every cached prefix once nothing runs; False when that did not happen within `timeout_s`. Raises `InvalidValue`."""
+        if not 0.0 <= checked("timeout_s", timeout_s, float) <= MAX_FLUSH_S:
+            raise InvalidValue("timeout_s", f"timeout_s must be in [0, {MAX_FLUSH_S:g}], got {timeout_s!r}")
         return self.run(self.manager.flush_cache(timeout_s)).success
 
     def state(self, what: str = "state", **args: Any) -> dict[str, Any]:
-        """The scheduler's "info", "state" or "metrics"."""
-        return self.run(self.manager.get_state(what, **args))
+        """The scheduler's "info", "state", "metrics" or "tree", or the "request" of a `rid`. Raises `InvalidValue`."""
+        state = self.run(self.manager.get_state(checked("what", what, str), **args))
+        if "error" in state:
+            raise InvalidValue("what", str(state["error"]))
+        return state
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Result of `work`, run on the front's event loop: for code that drives `manager` itself. Raises `Unavailable` when closed."""
@@ -181,26 +193,13 @@ def _requests(
     stream: bool,
     request: Mapping[str, Any],
     max_tokens: int | None = DEFAULT_MAX_TOKENS,
+    param: str = "prompt",
 ) -> tuple[list[GenerateReq], bool]:
     """(one request a prompt, did the caller give a list of prompts?) `max_tokens`: for a `sampling` that does not mention it, None = no limit."""
-    prompts, many = prompts_of(prompt)
     defaults = engine.manager.sampling_defaults if engine.config.server.sampling_defaults == "model" else {}
-    if not isinstance(sampling, SamplingParams) and not {"max_tokens", "max_new_tokens"} & set(sampling or {}):
+    if sampling is None or (isinstance(sampling, Mapping) and not {"max_tokens", "max_new_tokens"} & set(sampling)):
         sampling = {**(sampling or {}), "max_new_tokens": max_tokens}
-    params = sampling_of(sampling, defaults)
-    spec = LogprobSpec(top_n=logprobs) if isinstance(logprobs, int) else logprobs
-    reqs = [
-        GenerateReq(
-            prompt=item if isinstance(item, str) else None,
-            input_ids=None if isinstance(item, str) else item,
-            sampling=params,
-            logprobs=spec,
-            stream=stream,
-            **request,
-        )
-        for item in prompts
-    ]
-    return reqs, many
+    return requests_of(prompt, sampling_of(sampling, defaults), logprobs, stream=stream, request=request, param=param)
 
 
 def _stream(engine: Engine, req: GenerateReq) -> Iterator[GenerateChunk]:

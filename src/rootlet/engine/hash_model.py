@@ -15,6 +15,7 @@ from rootlet.config.schema import RuntimeConfig
 from rootlet.core.errors import BadConfig
 from rootlet.core.hash_lm import HashLM, HashModel
 from rootlet.core.step import Capacity, ControlOp, Executor, StepPlan, StepResult
+from rootlet.frontend.chat_messages import TemplateTraits, normalise_messages
 
 SPECIALS = ("<pad>", "<bos>", "<eos>")
 CHARS = string.ascii_letters + string.digits[:8] + " "
@@ -68,7 +69,7 @@ class HashTemplate:
         **kwargs: Any,
     ) -> str:
         """Prompt text of `messages`; template variables are ignored."""
-        lines = [f"{m['role']} {m.get('content') or ''}" for m in messages]
+        lines = [f"{m['role']} {m.get('content') or ''}" for m in normalise_messages(messages, TemplateTraits())]
         if tools:
             lines.insert(0, f"tools {len(tools)}")
         return " ".join([*lines, "assistant "] if add_generation_prompt and not continue_final_message else lines)

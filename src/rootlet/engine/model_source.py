@@ -77,7 +77,7 @@ def cache_folder() -> Path:
 
 def may_be_model(text: str) -> bool:
     """Whether `text` names a file or folder that is here, or has the form of a Hub id. Touches no network."""
-    return Path(text).expanduser().exists() or _HUB_ID.match(text) is not None
+    return bool(text) and (Path(text).expanduser().exists() or _HUB_ID.match(text) is not None)
 
 
 def resolve_model(model: str | None, *, progress: ProgressFn | None = None) -> Path:

@@ -56,6 +56,11 @@ def check_prompt(req: GenerateReq, input_ids: Sequence[int], ready: SchedulerRea
         raise InvalidValue("logprob_start_len", f"the first prompt position must be in [0, {prompt_len}], got {start}")
 
 
+def max_open(ready: SchedulerReady, max_queue: int) -> int:
+    """Most choices that may run and wait at once: a row each, and the places of the queue. The scheduler counts the same way."""
+    return ready.max_rows + max_queue
+
+
 def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_queue: int, max_logprobs: int) -> None:
     """Everything but the prompt's length, so that a bad value is refused before tokenizing. Raises `InvalidValue`, `Unsupported` for adapters."""
     if (req.prompt is None) == (req.input_ids is None):
@@ -68,10 +73,12 @@ def check_request(req: GenerateReq, ready: SchedulerReady, *, max_n: int, max_qu
         raise InvalidValue("stop", "a stop string must not be empty")
     _check_wire(req)
     if req.deadline_s is not None and not req.deadline_s > 0:
-        raise InvalidValue("timeout", f"the deadline must be above 0 seconds, got {req.deadline_s}")
+        raise InvalidValue("deadline_s", f"deadline_s must be above 0 seconds, got {req.deadline_s}")
     validate(req.sampling, ready.vocab_size, max_n=max_n)
-    if req.sampling.n > max_queue:
-        raise InvalidValue("n", f"n is {req.sampling.n}, more choices than may wait at once on this server, {max_queue} (limit: --max-queue)")
+    most = max_open(ready, max_queue)
+    if req.sampling.n > most:
+        why = f"more choices than may run and wait at once on this server, {most}"
+        raise InvalidValue("n", f"n is {req.sampling.n}, {why} (limits: --max-running, --max-queue)")
     if req.logprobs is not None:
         _check_logprobs(req.logprobs, ready.vocab_size, max_logprobs)
 

@@ -183,10 +183,7 @@ def load_chat_template(path: Path, override: Path | None = None) -> ChatTemplate
     """
     sources, tokens = _from_gguf(path) if is_gguf_model(path) else _from_folder(path if path.is_dir() else path.parent)
     if override is not None:
-        try:
-            sources = {"default": override.read_text(encoding="utf-8")}
-        except (OSError, ValueError) as error:
-            raise BadModelFile(f"--chat-template {override}: cannot be read ({error}).") from error
+        sources = {"default": _source_of(override, f"--chat-template {override}")}
     if "default" not in sources:
         _log.warning("chat_template_missing", model=path.name, using="chatml", knob="--chat-template")
         sources = {"default": CHATML}
@@ -198,6 +195,13 @@ def load_chat_template(path: Path, override: Path | None = None) -> ChatTemplate
         special_tokens=further,
         tool_source=sources.get("tool_use"),
     )
+
+
+def _source_of(file: Path, shown: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BadModelFile(f"{shown}: cannot be read ({error}).") from error
 
 
 def _from_gguf(path: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -220,5 +224,5 @@ def _from_folder(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
         sources = {str(entry["name"]): str(entry["template"]) for entry in stated if isinstance(entry, dict) and {"name", "template"} <= entry.keys()}
     file = folder / "chat_template.jinja"
     if file.is_file():
-        sources["default"] = file.read_text(encoding="utf-8")
+        sources["default"] = _source_of(file, file.name)
     return sources, {name: text for name, text in tokens.items() if text is not None}

@@ -85,10 +85,11 @@ class ChoiceState:
 
 @dataclass(slots=True)
 class ReqState:
-    """One request and its choices. `dispatched`: the scheduler knows it; `detached`: nobody reads any more."""
+    """One request and its choices, and the batch it is of. `dispatched`: the scheduler knows it; `detached`: nobody reads any more."""
 
     rid: str
     choices: tuple[ChoiceState, ...]
+    batch_rid: str | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     dispatched: bool = False
     detached: bool = False

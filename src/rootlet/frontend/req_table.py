@@ -1,6 +1,7 @@
 """The table of requests inside the engine, and the names they go by. Owned by `TokenizerManager`.
 
-A rid names one request at a time, and a choice of n > 1 has a rid of its own (`rid-1`, `rid-2`...). rids match exactly, never by prefix.
+A rid names one request at a time, and a choice of n > 1 has a rid of its own (`rid-1`, `rid-2`...). The id of a batch names all of its requests, and
+nobody else while one of them is open. Ids match exactly, never by prefix.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class ReqTable:
         self._ids = ids
         self._states: dict[str, ReqState] = {}
         self._routes: dict[str, tuple[ReqState, ChoiceState]] = {}
+        self._batches: dict[str, dict[str, ReqState]] = {}
         self._stopped: OrderedDict[str, None] = OrderedDict()
         self._finish_times: deque[float] = deque(maxlen=64)
 
@@ -40,12 +42,16 @@ class ReqTable:
         rid = req.rid or self._ids.rid()
         names = [rid, *(f"{rid}-{k}" for k in range(1, req.sampling.n))]
         for name in names:
-            if name in self._states or self._wire_rid(name) in self._routes:
+            if name in self._states or name in self._batches or self._wire_rid(name) in self._routes:
                 raise InvalidValue("rid", f"rid {name!r} is in use by a request that has not ended")
+        if req.batch_rid is not None and req.batch_rid in self._states:
+            raise InvalidValue("rid", f"rid {req.batch_rid!r} is in use by a request that has not ended")
         seed = req.sampling.seed if req.sampling.seed is not None else self._ids.seed()
         now_s = self._clock.now()
-        state = ReqState(rid, tuple(ChoiceState(k, self._wire_rid(name), seed, arrived_s=now_s) for k, name in enumerate(names)))
+        state = ReqState(rid, tuple(ChoiceState(k, self._wire_rid(name), seed, arrived_s=now_s) for k, name in enumerate(names)), req.batch_rid)
         self._states[rid] = state
+        if req.batch_rid is not None:
+            self._batches.setdefault(req.batch_rid, {})[rid] = state
         for choice in state.choices:
             self._routes[choice.wire_rid] = (state, choice)
         return state
@@ -56,8 +62,10 @@ class ReqTable:
             name += "~"
         return name
 
-    def get(self, rid: str) -> ReqState | None:
-        return self._states.get(rid)
+    def named(self, rid: str) -> list[ReqState]:
+        """The request of this very id, or all that are open of the batch of this id."""
+        one = self._states.get(rid)
+        return list(self._batches.get(rid, {}).values()) if one is None else [one]
 
     def all(self) -> list[ReqState]:
         return list(self._states.values())
@@ -79,6 +87,11 @@ class ReqTable:
         if self._states.pop(state.rid, None) is not None:
             for choice in state.choices:
                 self._routes.pop(choice.wire_rid, None)
+            if state.batch_rid is not None:
+                batch = self._batches[state.batch_rid]
+                del batch[state.rid]
+                if not batch:
+                    del self._batches[state.batch_rid]
 
     def end_all(self, finish: Finish) -> None:
         """Every open choice of every request ends with `finish`; states that nobody reads any more are forgotten."""

@@ -21,7 +21,7 @@ from rootlet.core.errors import Unavailable
 from rootlet.core.ids import IdSource, RandomIds
 from rootlet.core.log import logger
 from rootlet.core.types import Finish, FinishKind
-from rootlet.frontend.admission import check_prompt, check_request, check_text, left_neighbour, refusal_of, wire_requests
+from rootlet.frontend.admission import check_prompt, check_request, check_text, left_neighbour, max_open, refusal_of, wire_requests
 from rootlet.frontend.detokenize import TokenBytes
 from rootlet.frontend.detokenizer_manager import DetokenizerManager
 from rootlet.frontend.engine_control import EngineControl
@@ -168,7 +168,7 @@ class TokenizerManager:
         ready = self._check_open()
         server, max_queue = self._config.server, self._config.scheduler.max_queue
         check_request(req, ready, max_n=server.max_n, max_queue=max_queue, max_logprobs=server.max_logprobs)
-        state = self._table.add(req, max_open=ready.max_rows + max_queue)
+        state = self._table.add(req, max_open=max_open(ready, max_queue))
         try:
             await self._dispatch(state, req)
             started = False
@@ -184,9 +184,8 @@ class TokenizerManager:
             self._leave(state)
 
     def abort(self, rid: str | None, *, abort_all: bool = False) -> None:
-        """End one request (exact rid, all its choices) or all. Unknown: no-op."""
-        one = self._table.get(rid) if rid else None
-        for state in self._table.all() if abort_all else [one] if one else []:
+        """End one request (exact rid, all its choices), those of a batch (exact id), or all. Unknown: no-op."""
+        for state in self._table.all() if abort_all else self._table.named(rid) if rid else []:
             self._abort_state(state, "aborted on request")
 
     def _abort_state(self, state: ReqState, reason: str) -> None:

@@ -16,7 +16,8 @@ class GenerateReq:
     """One prompt, `sampling.n` choices. Exactly one of `prompt` (text, tokenized here, BOS added as the tokenizer says) and `input_ids`.
 
     A dialect renders chat messages to `prompt` itself with `add_special_tokens=False` (the template writes BOS). `rid` unique; None = made.
-    `param` names the field of the dialect that the prompt came from, for error messages.
+    `batch_rid` is the id of the whole call where it holds several prompts: an abort of it is one of each. `param` names the field of the dialect that
+    the prompt came from, for error messages.
     """
 
     prompt: str | None = None
@@ -26,6 +27,7 @@ class GenerateReq:
     logprobs: LogprobSpec | None = None
     stream: bool = False
     rid: str | None = None
+    batch_rid: str | None = None
     lora_id: str | None = None
     extra_key: str | None = None
     cache_salt: str | None = None

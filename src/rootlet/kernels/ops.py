@@ -52,7 +52,7 @@ class KVLayer:
 class AttentionMeta:
     """What one step's attention reads; int32 tensors that stay at the same address from step to step (static buffers, filled in place).
 
-    page_table [rows, max_pages] (the executor's resident table), row_ids [B], qo_indptr [B+1], prefix_lens [B], seq_lens [B],
+    page_table [rows, max_pages] (the executor's resident table), row_ids [B], qo_indptr [B+1], prefix_lens [B],
     work [W, 8] work items in the order they should start: (q_begin, q_count, kv_head, batch_index, kv_begin, kv_len, shared, members);
     `num_work` [1]. An item's rows attend to keys [kv_begin, kv_len) of their request, causally: the row at position p sees keys <= p.
     shared > 0: `q_count` requests of one query token each, order[members...] their batch indices, whose first `shared` keys lie in the same pages.
@@ -63,7 +63,6 @@ class AttentionMeta:
     row_ids: Tensor
     qo_indptr: Tensor
     prefix_lens: Tensor
-    seq_lens: Tensor
     order: Tensor
     work: Tensor
     num_work: Tensor
@@ -86,9 +85,10 @@ class KernelTable(Protocol):
         """ids int32 [T] -> float32 [T, K]; quantised tables are dequantised a row at a time."""
         ...
 
-    def linear(self, x: Tensor, w: Weight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, w: Weight, bias: Tensor | None = None, residual: Tensor | None = None, *, normed: bool = False) -> Tensor:
         """x [T, K] -> x @ w.T (+ bias [N]) (+ residual [T, N]). Block types quantise x to int8 per 32 values; blocks are summed in ascending
-        order with explicit fma."""
+        order with explicit fma. `normed`: x comes from a norm of the whole row, so it has outliers: blocks whose largest magnitude is above twice
+        the mean of those of all the row's blocks get a second int8 plane (decision 5). Float types take no notice of it."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -47,10 +47,10 @@ class ReferenceTable:
         rows = w.data[ids.to(torch.int64)]
         return dequantize_rows(w.kind, rows) if is_block(w.kind) else rows.to(torch.float32)
 
-    def linear(self, x: Tensor, w: Weight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, w: Weight, bias: Tensor | None = None, residual: Tensor | None = None, *, normed: bool = False) -> Tensor:
         self.prepare_linear(w)
         if is_block(w.kind):
-            q, d = quantize_activations(x)
+            q, d = quantize_activations(x, normed=normed)
             x = (q * d).flatten(1)
         out = _row_tiled_matmul(x.contiguous(), w.packed)
         if bias is not None:

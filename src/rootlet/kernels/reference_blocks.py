@@ -70,10 +70,25 @@ def dequantize_rows(kind: str, data: Tensor) -> Tensor:
     return _DEQUANTIZE[kind](blocks).flatten(-2)
 
 
-def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [T, K] -> (q float32 of integers [T, K/32, 32], d float32 [T, K/32, 1]): what `ops.linear` does to x before a block-typed weight."""
+STANDS_OUT = 2.0
+"""A block gets a second plane when its largest magnitude is above this many times the mean of its row's blocks."""
+
+LOW_STEPS = 128.0
+"""Steps of the second plane in one step of the first."""
+
+
+def quantize_activations(x: Tensor, *, normed: bool = False) -> tuple[Tensor, Tensor]:
+    """float32 [T, K] -> (q float32 [T, K/32, 32], d float32 [T, K/32, 1]): what `ops.linear` does to x before a block-typed weight. x is about q * d;
+    q holds integers, in blocks with a second plane multiples of 1 / 128."""
     t, k = x.shape
     blocks = x.reshape(t, k // BLOCK, BLOCK)
-    d = blocks.abs().amax(dim=-1, keepdim=True) / 127.0
-    inverse = torch.where(d > 0, 1.0 / d, torch.zeros(()))
-    return (blocks * inverse).round(), d
+    top = blocks.abs().amax(dim=-1, keepdim=True)
+    tiny = top < 1e-30  # 127 / top would overflow: the block counts as zeros
+    inverse = torch.where(tiny, torch.zeros(()), 127.0 / top)
+    exact = blocks * inverse
+    q = exact.round()
+    if normed:
+        limit = sum(top.unbind(1), torch.zeros(t, 1)) * STANDS_OUT / (k // BLOCK)  # added in ascending order, as the kernels do
+        stands_out = top > limit.unsqueeze(1)
+        q = torch.where(stands_out, q + ((exact - q) * LOW_STEPS).round() / LOW_STEPS, q)
+    return q, torch.where(tiny, torch.zeros(()), top / 127.0)

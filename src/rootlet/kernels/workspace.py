@@ -15,7 +15,7 @@ import weakref
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 Bytes = npt.NDArray[np.uint8]
 
-FIXED, TOKENS, ROWS, LOGIT_ROWS, WORK = -1, 0, 1, 2, 3
+FIXED, TOKENS, LOGIT_ROWS = -1, 0, 1
 """Row spaces: what the leading dimension of a captured tensor counts (csrc/include/rootlet/tensor_args.h)."""
 
 ALIGN = 64
@@ -61,6 +61,14 @@ class Arena:
         insort(self._free, (self._blocks[index].nbytes, index))
 
 
+class Quantized(NamedTuple):
+    """Activations in int8 blocks: `q` [T, K], `low` [T, K] or None (the second plane, kernels/ops.py), `scales` one record a block."""
+
+    q: Tensor
+    low: Tensor | None
+    scales: Tensor
+
+
 class Recording:
     """What a capture under way knows. `tape` is the native tape that ops append to; `kept` must live as long as the tape."""
 
@@ -71,7 +79,7 @@ class Recording:
         self.arena = Arena()
         self.kept: list[Any] = []
         self._spaces: dict[int, int] = {}
-        self._quantized: dict[int, dict[Any, tuple[Tensor, Tensor]]] = {}
+        self._quantized: dict[int, dict[Any, Quantized]] = {}
         self._elided: set[int] = set()
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -98,13 +106,13 @@ class Recording:
         """Memory that the tape points into. Tensors of the arena are left out: their memory lives with the arena, and they may be reused."""
         self.kept.extend(o for o in owners if not (isinstance(o, Tensor) and self.owns(o)))
 
-    def quantized(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    def quantized(self, x: Tensor, *, normed: bool) -> Quantized | None:
         """The int8 form of x that an earlier linear recorded; it is valid as long as x lives, since arena tensors are written once."""
-        return self._quantized.get(x.untyped_storage().data_ptr(), {}).get(_view_key(x))
+        return self._quantized.get(x.untyped_storage().data_ptr(), {}).get((normed, *_view_key(x)))
 
-    def set_quantized(self, x: Tensor, q: Tensor, scales: Tensor) -> None:
+    def set_quantized(self, x: Tensor, made: Quantized, *, normed: bool) -> None:
         if self.owns(x):
-            self._quantized.setdefault(x.untyped_storage().data_ptr(), {})[_view_key(x)] = (q, scales)
+            self._quantized.setdefault(x.untyped_storage().data_ptr(), {})[normed, *_view_key(x)] = made
 
     def elide(self, addresses: list[int]) -> None:
         """The tape merged ops and leaves these buffers unwritten (csrc/include/rootlet/fuse.h). Those that are garbage already are nobody's."""

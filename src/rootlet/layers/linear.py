@@ -22,23 +22,25 @@ FUSED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x @ weight.T (+ bias) (+ residual). `rows`: output features of each joined part, in the order of `FUSED`."""
+    """y = x @ weight.T (+ bias) (+ residual). `rows`: output features of each joined part, in the order of `FUSED`. `normed`: the input is what a
+    norm made (`ops.linear`)."""
 
     weight: Weight
     bias: Tensor | None
     rows: tuple[int, ...]
+    normed: bool = False
 
     @classmethod
-    def load(cls, source: WeightSource, name: str, *, rows: tuple[int, ...], cols: int, bias: bool = False) -> Linear:
+    def load(cls, source: WeightSource, name: str, *, rows: tuple[int, ...], cols: int, bias: bool = False, normed: bool = False) -> Linear:
         """`name`: full path of the projection ("model.layers.0.self_attn.qkv_proj")."""
         prefix, _, last = name.rpartition(".")
         paths = [f"{prefix}.{part}" if prefix else part for part in FUSED.get(last, (last,))]
         weight = source.matrix(tuple(f"{path}.weight" for path in paths), rows, cols=cols)
-        return cls(weight, source.vector(tuple(f"{path}.bias" for path in paths), rows) if bias else None, rows)
+        return cls(weight, source.vector(tuple(f"{path}.bias" for path in paths), rows) if bias else None, rows, normed=normed)
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """x [T, K] -> [T, N]."""
-        return ops.table().linear(x, self.weight, self.bias, residual)
+        return ops.table().linear(x, self.weight, self.bias, residual, normed=self.normed)
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
         """y [T, N] of a fused layer -> the part of each projection, as views."""

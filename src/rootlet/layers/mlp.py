@@ -13,7 +13,7 @@ class GatedMLP:
     __slots__ = ("down", "gate_up")
 
     def __init__(self, source: WeightSource, prefix: str, *, hidden: int, inner: int, bias: bool) -> None:
-        self.gate_up = Linear.load(source, f"{prefix}.gate_up_proj", rows=(inner, inner), cols=hidden, bias=bias)
+        self.gate_up = Linear.load(source, f"{prefix}.gate_up_proj", rows=(inner, inner), cols=hidden, bias=bias, normed=True)
         self.down = Linear.load(source, f"{prefix}.down_proj", rows=(hidden,), cols=inner, bias=bias)
 
     def __call__(self, x: Tensor, *, residual: Tensor) -> Tensor:

@@ -60,6 +60,17 @@ HIT_TOKENS = Metric(
 EVICTIONS = Metric(
     "rootlet_evictions_total", "counter", "Pages or state slots given up, by tier, component and reason", ("tier", "component", "reason")
 )
+CACHE_UNITS = Metric(
+    "rootlet_cache_units",
+    "gauge",
+    "Pages and state slots beside the full attention's of the device: of its other components, and of all on the host tier; held = of a prefix",
+    ("tier", "component", "state"),
+)
+HOST_PAGES = Metric("rootlet_host_pages_total", "counter", "KV pages backed up to the host, loaded back, or demoted (left to their copy)", ("event",))
+HOST_COPIES = Metric("rootlet_host_copies_in_flight", "gauge", "Copies between device and host that are under way")
+HOST_COPIES_LOST = Metric(
+    "rootlet_host_copies_lost_total", "counter", "Copies that failed, or were not begun for want of room on the host or the device", ("reason",)
+)
 KV_EVENT_BATCHES = Metric("rootlet_kv_event_batches_total", "counter", "Batches of KV events that were published")
 KV_EVENT_DROPS = Metric("rootlet_kv_event_batches_dropped_total", "counter", "Batches of KV events that came faster than they could be sent")
 EVICTED_PAGES = Metric("rootlet_evicted_pages_total", "counter", "Cached KV pages that were given up for new ones, since the engine's start")
@@ -83,6 +94,10 @@ ENGINE_METRICS = (
     HIT_TOKENS,
     EVICTED_PAGES,
     EVICTIONS,
+    CACHE_UNITS,
+    HOST_PAGES,
+    HOST_COPIES,
+    HOST_COPIES_LOST,
     KV_EVENT_BATCHES,
     KV_EVENT_DROPS,
     QUEUE_BY_REASON,

@@ -34,8 +34,25 @@ _KNOWN: dict[str, Named] = {
     "counters.preemptions": (names.SCHEDULER_PREEMPTIONS, ()),
     "cache.lookup_tokens": (names.LOOKUP_TOKENS, ()),
     "cache.evicted_pages": (names.EVICTED_PAGES, ()),
+    "cache.backed_up_pages": (names.HOST_PAGES, ("backed_up",)),
+    "cache.loaded_back_pages": (names.HOST_PAGES, ("loaded_back",)),
+    "cache.demoted_pages": (names.HOST_PAGES, ("demoted",)),
+    "cache.copies_in_flight": (names.HOST_COPIES, ()),
+    "cache.copies_failed": (names.HOST_COPIES_LOST, ("failed",)),
+    "cache.copies_skipped_no_host_room": (names.HOST_COPIES_LOST, ("no_host_room",)),
+    "cache.copies_skipped_no_device_room": (names.HOST_COPIES_LOST, ("no_device_room",)),
     "kv_events.published_batches": (names.KV_EVENT_BATCHES, ()),
     "kv_events.dropped_batches": (names.KV_EVENT_DROPS, ()),
+}
+# What a tier keeps of a component: cache.swa_free on the device, cache.host_swa_free on the host.
+_KNOWN |= {
+    f"cache.{prefix}{component}_{state}": (names.CACHE_UNITS, (tier, component, state))
+    for tier, prefix, components, states in (
+        ("device", "", ("swa", "mamba"), ("total", "free", "evictable", "protected", "private")),
+        ("host", "host_", ("full", "swa", "mamba"), ("total", "free", "held")),
+    )
+    for component in components
+    for state in states
 }
 # Groups whose further keys are the labels, one a level.
 _LABELLED = {"queue": names.QUEUE_BY_REASON, "cache.hit_tokens": names.HIT_TOKENS, "cache.evictions": names.EVICTIONS}

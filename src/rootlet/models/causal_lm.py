@@ -34,9 +34,8 @@ class CausalLM:
         self.embed = Embedding.load(source, "model.embed_tokens", rows=config.vocab_size, cols=config.hidden_size, also_head=config.tie_embeddings)
         self.layers: Sequence[DecoderLayer] = [make_layer(i) for i in range(config.num_layers)]
         self.norm = RMSNorm.load(source, "model.norm", size=config.hidden_size, eps=config.rms_eps)
-        self.head = (
-            self.embed.as_head() if config.tie_embeddings else Linear.load(source, "lm_head", rows=(config.vocab_size,), cols=config.hidden_size)
-        )
+        tied = config.tie_embeddings
+        self.head = self.embed.as_head() if tied else Linear.load(source, "lm_head", rows=(config.vocab_size,), cols=config.hidden_size, normed=True)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """int32 [T] each -> hidden states before the final norm, float32 [T, hidden]."""

@@ -27,7 +27,7 @@ class LlamaAttention:
     def __init__(self, config: ModelConfig, source: WeightSource, prefix: str, *, layer_id: int, rope: RotaryEmbedding | None) -> None:
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         rows = (q_size, kv_size, kv_size)
-        self.qkv_proj = Linear.load(source, f"{prefix}.qkv_proj", rows=rows, cols=config.hidden_size, bias=config.attention_bias)
+        self.qkv_proj = Linear.load(source, f"{prefix}.qkv_proj", rows=rows, cols=config.hidden_size, bias=config.attention_bias, normed=True)
         self.o_proj = Linear.load(source, f"{prefix}.o_proj", rows=(config.hidden_size,), cols=q_size, bias=config.output_bias)
         self.q_norm = self._head_norm(config, source, f"{prefix}.q_norm")
         self.k_norm = self._head_norm(config, source, f"{prefix}.k_norm")

@@ -115,6 +115,17 @@ def _wanted_tokens(config: RuntimeConfig, *, left: int, token_bytes: int, all_ro
     return all_rows, f"auto: {config.scheduler.max_running} rows (--max-running) of full context"
 
 
+def _too_small(config: RuntimeConfig, rule: str, *, tokens: int, token_bytes: int, parts: str) -> str:
+    """Why there is no pool at all, and which knob would give one."""
+    cache = config.cache
+    page = f"one page of --page-size {cache.page_size} ({cache.page_size * token_bytes} bytes)"
+    if cache.max_total_tokens is None and cache.mem == "auto":
+        what = "lower --ctx-len, --max-running, --max-prefill or --chunked-prefill, or let --mem take more than the automatic share"
+        return f"the machine leaves a KV pool of {tokens} tokens ({rule}), less than {page}: {parts}; {what}"
+    least = f"--mem {2 * cache.page_size * token_bytes / GIB:.3g}" if cache.max_total_tokens is None else f"--max-total-tokens {cache.page_size}"
+    return f"{rule} gives a KV pool of {tokens} tokens, less than {page}: give {least} or more, or a smaller --page-size"
+
+
 def plan_memory(config: RuntimeConfig, model: ModelConfig, *, available: int, weights: int, token_bytes: int) -> MemorySum:
     """The KV sum. `available` bytes before loading, `weights` bytes the weights take, `token_bytes` KV bytes a token. Raises `BadConfig`."""
     ctx_len, page_size, rows = context_len(config, model), config.cache.page_size, config.scheduler.max_running
@@ -127,9 +138,10 @@ def plan_memory(config: RuntimeConfig, model: ModelConfig, *, available: int, we
     kv_bytes = (num_pages + 1) * page_size * token_bytes
     parts = f"{_gib(available)} available - {_gib(weights)} weights - {_gib(workspace)} workspace - {_gib(reserve)} reserve = {_gib(left)} left"
     if num_pages < 1:
-        raise BadConfig(f"no room for a KV page of {page_size} tokens ({page_size * token_bytes} bytes): {parts}; {rule}")
+        raise BadConfig(_too_small(config, rule, tokens=tokens, token_bytes=token_bytes, parts=parts))
     if kv_bytes > left:
-        raise BadConfig(f"the KV pool of {num_pages * page_size} tokens needs {_gib(kv_bytes)} ({rule}), but {parts}")
+        better = "lower --max-total-tokens or --mem, or leave both out"
+        raise BadConfig(f"the KV pool of {num_pages * page_size} tokens needs {_gib(kv_bytes)} ({rule}), but {parts}; {better}")
     lines = (
         parts,
         f"{_gib(kv_bytes)} KV ({rule}) = {num_pages} pages of {page_size} = {num_pages * page_size} tokens of {token_bytes} bytes",

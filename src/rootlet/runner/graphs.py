@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from rootlet.device.base import Graph
-from rootlet.kernels.ops import AttentionMeta
 from rootlet.runner.forward_batch import ForwardBatch
 
 Output = TypeVar("Output")
@@ -16,18 +15,16 @@ class StepGraph(Generic[Output]):
     """Captures `forward` once, over static buffers of the largest step. Its output tensors live as long as the graph and are overwritten by each
     replay. Owns `graph`."""
 
-    __slots__ = ("_graph", "_num_work", "_output")
+    __slots__ = ("_graph", "_output")
 
-    def __init__(self, graph: Graph, forward: Callable[[], Output], meta: AttentionMeta) -> None:
-        """`meta`: the buffers that each step's attention is described in."""
+    def __init__(self, graph: Graph, forward: Callable[[], Output]) -> None:
         self._graph = graph
-        self._num_work = meta.num_work.numpy()  # indexing a tensor goes through its library's dispatch, each step
         with self._graph.capture():
             self._output = forward()
 
     def replay(self, batch: ForwardBatch) -> Output:
         """Runs the tape for the step that `batch` and the attention's buffers describe; the GIL is dropped meanwhile."""
-        self._graph.replay(num_tokens=batch.num_tokens, num_rows=batch.num_rows, num_logit_rows=batch.num_logit_rows, num_work=int(self._num_work[0]))
+        self._graph.replay(num_tokens=batch.num_tokens, num_logit_rows=batch.num_logit_rows)
         return self._output
 
     def profile(self, *, on: bool) -> dict[str, dict[str, Any]]:

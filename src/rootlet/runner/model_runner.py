@@ -49,7 +49,7 @@ class ModelRunner:
 
     def capture(self, graph: Graph) -> None:
         """Records a step at the largest size in the empty `graph`; from now on steps are replayed."""
-        self.graph = StepGraph(graph, self._forward_all, self.attention.meta)
+        self.graph = StepGraph(graph, self._forward_all)
 
     def close(self) -> None:
         """Gives the recording back. Idempotent; nothing can be run afterwards."""

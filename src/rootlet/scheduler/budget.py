@@ -85,7 +85,8 @@ def limits_of(capacity: Capacity, args: SchedulerArgs) -> Limits:
     if chunk < p:
         raise BadConfig(f"--chunked-prefill {chunk} is less than --page-size {p}: chunks end on page edges, so no prompt could be scheduled")
     if capacity.max_step_tokens < p:
-        raise BadConfig(f"a step of this executor holds {capacity.max_step_tokens} tokens, less than --page-size {p}")
+        better = "raise --max-prefill or --chunked-prefill, or lower --page-size"
+        raise BadConfig(f"a step holds {capacity.max_step_tokens} tokens, less than --page-size {p}: {better}")
     return Limits(
         num_pages=capacity.num_pages,
         page_size=p,

@@ -61,10 +61,15 @@ def _check_drawable(params: SamplingParams, stop_ids: tuple[int, ...], vocab_siz
         raise InvalidValue("min_tokens", f"min_tokens is {params.min_new_tokens}, but every token of {what} ends the request")
 
 
-def check_queue(num_queued: int, max_queue: int) -> None:
-    """Raises `QueueFull`."""
-    if num_queued >= max_queue:
-        raise QueueFull(f"{num_queued} requests are waiting already, --max-queue is {max_queue}; try again later", retry_after_s=1.0)
+def check_queue(state: SchedulerState, max_queue: int) -> None:
+    """As many may be open as there are rows and places to wait, whether they came one by one or all in one turn, before the first of them could
+    take a row: the frontend counts the same way. Raises `QueueFull`."""
+    num_open, max_rows = len(state.queues), state.limits.max_rows
+    if num_open >= max_rows + max_queue:
+        raise QueueFull(
+            f"the queue is full: {num_open} requests are running or waiting, --max-running is {max_rows} and --max-queue {max_queue}; try again",
+            retry_after_s=1.0,
+        )
 
 
 def _check_prompt(state: SchedulerState, msg: TokenizedGenerateReqInput) -> int:

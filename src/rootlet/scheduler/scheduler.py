@@ -176,7 +176,7 @@ class Scheduler:
         try:
             if self.control.draining:
                 raise Unavailable("The server is shutting down and takes no new requests.", code="shutting_down")
-            check_queue(state.queues.num_queued, self._args.max_queue)
+            check_queue(state, self._args.max_queue)
             req = make_req(state, msg)
         except RootletError as error:
             state.outbox.reject(msg.rid, msg.detok, prompt_len=len(msg.input_ids) // 4, finish=finish_of(error))

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core.clock import Clock
 from rootlet.core.errors import NotFound, Unavailable
-from rootlet.frontend.admission import check_prompt_len, check_text
+from rootlet.frontend.admission import check_prompt_len, check_text, max_open
 from rootlet.frontend.tokenizer_manager import INLINE_CHARS
 from rootlet.metrics.instruments import Instruments
 from rootlet.server.body import read_json
@@ -77,6 +77,12 @@ class ServerContext:
     def vocab_size(self) -> int:
         ready = self.manager.ready_info
         return ready.vocab_size if ready else self.manager.tokenizer.vocab_size
+
+    @property
+    def max_open(self) -> int | None:
+        """Most choices that may run and wait at once, None while that is not known."""
+        ready = self.manager.ready_info
+        return max_open(ready, self.config.scheduler.max_queue) if ready else None
 
     def limits(self, *, max_temperature: float = math.inf) -> Limits:
         server = self.config.server

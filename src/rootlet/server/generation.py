@@ -38,10 +38,13 @@ class Common:
     user: str | None
     routing_key: str | None
 
-    def request(self, *, sampling: SamplingParams, logprobs: LogprobSpec | None, param: str, rid: str | None = None) -> dict[str, Any]:
+    def request(
+        self, *, sampling: SamplingParams, logprobs: LogprobSpec | None, param: str, rid: str | None = None, batch_rid: str | None = None
+    ) -> dict[str, Any]:
         """The keyword arguments of a `GenerateReq`, but for its prompt."""
         return {
             **self.namespace._asdict(), "sampling": sampling, "logprobs": logprobs, "stream": self.stream, "rid": rid or self.rid, "param": param,
+            "batch_rid": batch_rid,
             "priority": self.priority, "deadline_s": self.deadline_s, "user": self.user, "routing_key": self.routing_key,
         }  # fmt: skip
 

@@ -75,12 +75,14 @@ async def parse_native(fields: Fields, context: ServerContext, *, tenant: str | 
     common = read_common(Fields({**fields.data, **dict.fromkeys(_PER_PROMPT), "request_id": None}), context, prefix="gen-", tenant=tenant)
     add_special = fields.boolean("add_special_tokens", default=True)
     arguments = [_arguments(_view(fields, i, len(prompts), is_list=is_list), context, common, i) for i in range(len(prompts))]
-    check_choices(len(prompts), max(a["sampling"].n for a in arguments), source)
+    check_choices(context, len(prompts), sum(a["sampling"].n for a in arguments), source)
+    given = fields.raw("rid")
+    batch_rid = common.rid if given is None else given if is_list and isinstance(given, str) else None  # what the client may know all of them by
     if len({a["rid"] for a in arguments}) != len(arguments):
         raise fields.refuse("rid", "a list of distinct ids, one a prompt")
     prompts = await check_prompts(prompts, context, add_special_tokens=add_special, tokenize=False)
     reqs = [
-        generate_req(prompt.content, {**argument, "param": prompt.param}, add_special_tokens=add_special)
+        generate_req(prompt.content, {**argument, "param": prompt.param, "batch_rid": batch_rid}, add_special_tokens=add_special)
         for prompt, argument in zip(prompts, arguments, strict=True)
     ]
     return NativeRequest(

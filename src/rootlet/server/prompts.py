@@ -42,14 +42,19 @@ def read_prompts(value: Any, param: str, context: ServerContext, *, n: int) -> l
         raise InvalidValue(param, f"{param} must not be empty")
     if not isinstance(value[0], str | list):
         return [Prompt(param=param, text=None, ids=_ids(value, param, context))]
-    check_choices(len(value), n, param)
+    check_choices(context, len(value), len(value) * n, param)
     return [_item(item, f"{param}[{i}]", context, type(value[0])) for i, item in enumerate(value)]
 
 
-def check_choices(num_prompts: int, n: int, param: str) -> None:
-    """The bound on the choices of one HTTP request. Raises `InvalidValue`."""
-    if num_prompts > 1 and num_prompts * n > MAX_CHOICES:
-        raise InvalidValue(param, f"{param} holds {num_prompts} prompts with n={n}; one request may ask for at most {MAX_CHOICES} choices")
+def check_choices(context: ServerContext, num_prompts: int, num_choices: int, param: str) -> None:
+    """The bounds on the choices (prompts * n) of one HTTP request. Raises `InvalidValue`, also for more than may ever be open at once on this
+    server: that is no full queue, and trying again would never help."""
+    asked = f"{param} holds {num_prompts} prompts, {num_choices} choices in all"
+    if num_prompts > 1 and num_choices > MAX_CHOICES:
+        raise InvalidValue(param, f"{asked}; one request may ask for at most {MAX_CHOICES}")
+    max_open = context.max_open
+    if num_prompts > 1 and max_open is not None and num_choices > max_open:
+        raise InvalidValue(param, f"{asked}; at most {max_open} may run and wait at once on this server (limits: --max-running, --max-queue)")
 
 
 def _item(item: Any, param: str, context: ServerContext, kind: type) -> Prompt:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,11 @@ from rootlet.attention.cpu import CpuAttention
 from rootlet.attention.metadata import StepTables, work_items
 from rootlet.core.errors import BadConfig
 from rootlet.core.types import ForwardMode
+from rootlet.kernels import workspace
+from rootlet.kernels.ops import AttentionMeta
 from rootlet.kv.mha import MHATokenToKVPool
+
+SOURCE = Path(__file__).resolve().parents[3]
 
 
 def test_each_query_row_is_in_exactly_one_item_per_head() -> None:
@@ -42,7 +48,7 @@ def test_tables_stay_in_place_and_clear_what_a_smaller_step_leaves() -> None:
     tables.fill(plan_of([(a, 0, 40), (b, 9, 10)], 16))
     assert tables.meta.num_work.tolist() == [4]
     assert tables.meta.qo_indptr.tolist() == [0, 40, 41, 41, 41]
-    assert tables.meta.seq_lens.tolist() == [40, 10, 0, 0]
+    assert tables.meta.prefix_lens.tolist() == [0, 9, 0, 0]
     assert tables.meta.page_table[2, :3].tolist() == [5, 1, 7]
     assert tables.out_cache_loc[40:43].tolist() == [2 * 16 + 9, 0, 0]
     tables.fill(plan_of([(b, 8, 9)], 16))
@@ -50,6 +56,22 @@ def test_tables_stay_in_place_and_clear_what_a_smaller_step_leaves() -> None:
     assert tables.meta.row_ids.tolist() == [4, 0, 0, 0]
     assert (tables.meta.num_work.tolist(), tables.out_cache_loc[1:].any().item()) == ([1], False)
     assert addresses == [t.data_ptr() for t in (tables.meta.work, tables.meta.row_ids, tables.out_cache_loc, tables.meta.page_table)]
+
+
+def test_every_field_that_is_filled_for_each_step_is_read_by_a_kernel() -> None:
+    """One that nobody reads costs its filling, and has to be kept right for nobody."""
+    kernels = "".join(path.read_text() for path in (SOURCE / "src" / "rootlet" / "kernels").rglob("*.py"))
+    assert not [field.name for field in fields(AttentionMeta) if f"meta.{field.name}" not in kernels]
+
+
+def test_the_row_spaces_are_those_of_the_tape_and_each_has_a_user() -> None:
+    header = (SOURCE / "csrc" / "include" / "rootlet" / "tensor_args.h").read_text()
+    enum = dict(re.findall(r"k(\w+) = (-?\d+)", header[header.index("enum RowSpace") :].split("}")[0]))
+    assert int(enum.pop("NumRowSpaces")) == len(enum) - 1
+    ours = {"Fixed": workspace.FIXED, "Tokens": workspace.TOKENS, "LogitRows": workspace.LOGIT_ROWS}
+    assert {name: int(number) for name, number in enum.items()} == ours
+    table = (SOURCE / "src" / "rootlet" / "kernels" / "cpu" / "table.py").read_text()
+    assert all(len(re.findall(rf"\b{name}\b", table)) >= 2 for name in ("FIXED", "TOKENS", "LOGIT_ROWS")), "imported, and used"
 
 
 def test_backends_are_found_by_name_and_refuse_pages_they_cannot_read() -> None:
@@ -75,7 +97,7 @@ def test_a_step_of_the_same_rows_fills_the_tables_as_if_they_were_new() -> None:
         kept.fill(plan)
         fresh = StepTables(capacity(12, 16, max_rows=4, max_step_tokens=64), 2)
         fresh.fill(plan)
-        for name in ("page_table", "row_ids", "qo_indptr", "prefix_lens", "seq_lens", "num_work"):
+        for name in ("page_table", "row_ids", "qo_indptr", "prefix_lens", "num_work"):
             assert torch.equal(getattr(kept.meta, name), getattr(fresh.meta, name)), (step, name)
         n = int(fresh.meta.num_work[0])
         assert torch.equal(kept.meta.work[:n], fresh.meta.work[:n]), step
@@ -109,4 +131,4 @@ def test_a_step_that_fails_half_way_is_not_taken_for_described() -> None:
         tables.fill(broken)
     tables.fill(plan)
     assert tables.meta.qo_indptr.tolist() == [0, 1, 1, 1, 1]
-    assert tables.meta.seq_lens.tolist() == [21, 0, 0, 0]
+    assert tables.meta.prefix_lens.tolist() == [20, 0, 0, 0]

@@ -92,6 +92,15 @@ def test_ctrl_c_while_the_command_line_is_imported_says_nothing_and_gives_130() 
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+def test_next_to_nothing_is_imported_before_a_ctrl_c_has_its_answer() -> None:
+    """Each module of these milliseconds is one whose import a Ctrl-C turns into a traceback: of the standard library only what `signal` takes
+    (and `importlib.util`, which finds an editable installation)."""
+    code = "import sys, os, signal, importlib.util; old = set(sys.modules); import rootlet.cli.main; print(*sorted(set(sys.modules) - old))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, check=True, text=True, env=environment)
+    assert set(done.stdout.split()) - {"__future__"} == {"rootlet", "rootlet.cli", "rootlet.cli.main"}
+
+
 def test_ctrl_c_that_a_shell_ignores_for_a_background_job_stays_ignored() -> None:
     ignore = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.argv = ['rootlet', '--version']"
     done = subprocess.run(

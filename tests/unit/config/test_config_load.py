@@ -76,6 +76,8 @@ def test_values_are_typed(name: str, raw: Any, value: Any) -> None:
         ({"prefix_cache": "maybe"}, ["true or false", "'maybe'"]),
         ({"drain_timeout": "nan"}, ["number", "'nan'"]),
         ({"drain_timeout": "inf"}, ["number"]),
+        ({"model": "m\udcff.gguf"}, ["--model", "UTF-8", "'m\\udcff.gguf'", "renamed"]),
+        ({"served_model_name": "a,\ud800"}, ["--served-model-name", "UTF-8"]),
     ],
 )
 def test_bad_flags_are_named(flags: dict[str, Any], words: list[str]) -> None:

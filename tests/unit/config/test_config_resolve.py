@@ -30,6 +30,10 @@ def test_what_the_user_chose_stays() -> None:
     [
         ({"chunked_prefill": 8, "page_size": 16}, "--chunked-prefill 8"),
         ({"page_size": 24}, "power of two"),
+        (
+            {"page_size": 64, "max_total_tokens": 63},
+            "--max-total-tokens 63 is smaller than --page-size 64: .* at least one page; give --max-total-tokens 64",
+        ),
         ({"record": "/no such folder/record"}, "--record /no such folder/record: there is no folder"),
         ({"mem": "lots"}, "--mem"),
         ({"mem": "0"}, "--mem"),
@@ -47,6 +51,10 @@ def test_what_the_user_chose_stays() -> None:
 def test_contradictions_are_refused(flags: dict[str, Any], word: str) -> None:
     with pytest.raises(BadConfig, match=word):
         resolve_config(load_config(flags, {}, None)[0], num_cores=2)
+
+
+def test_a_pool_of_one_page_is_taken() -> None:
+    assert resolve_config(load_config({"page_size": 64, "max_total_tokens": 64}, {}, None)[0], num_cores=2)[0].cache.max_total_tokens == 64
 
 
 def test_at_least_one_core() -> None:

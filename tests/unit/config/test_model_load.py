@@ -286,7 +286,7 @@ def test_a_gguf_factor_counts_unless_scaling_is_none(checkpoints: dict[str, Path
 
 
 def test_advice_that_no_request_could_follow_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    advice = {"temperature": -1, "top_p": 1.5, "top_k": 40, "min_p": "\ud800", "repetition_penalty": float("nan")}
+    advice = {"temperature": -1, "top_p": 1.5, "top_k": 40, "min_p": "much", "repetition_penalty": float("nan")}
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **advice}))
     with caplog.at_level(logging.WARNING):
         assert load_sampling_defaults(tmp_path) == {"top_k": 40}

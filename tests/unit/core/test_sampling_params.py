@@ -29,7 +29,8 @@ def check(**fields: Any) -> None:
     ("seed", [None, 0, -(2**63), 2**63 - 1], [-(2**63) - 1, 2**63, 2**64]),
     ("stop", [(), ("x",) * 32], [("x",) * 33]),
     ("stop_token_ids", [(), (0, VOCAB - 1)], [(VOCAB,), (-1,), (0, 2**40)]),
-    ("allowed_token_ids", [None, (), (VOCAB - 1,)], [(VOCAB,), (-1,)]),
+    ("allowed_token_ids", [None, (VOCAB - 1,)], [(VOCAB,), (-1,), ()]),
+    ("choice_index", [0, 2**30], [-1, 2**30 + 1, 2**70]),
     ("logit_bias", [{}, {0: -100.0, VOCAB - 1: 100.0}], [{VOCAB: 0.0}, {-1: 0.0}, {0: 100.1}, {0: math.nan}, {0: -math.inf}]),
 ])  # fmt: skip
 def test_each_limit_from_both_sides(name: str, good: list[Any], bad: list[Any]) -> None:

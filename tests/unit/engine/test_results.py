@@ -1,49 +1,13 @@
-"""The Python API's values: sampling from dicts, prompts of every shape, chunks to results."""
+"""The Python API's results: chunks become one result a choice, failures become exceptions."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from rootlet.core.errors import InvalidValue, RequestFailed, Unavailable
-from rootlet.core.sampling_params import SamplingParams
+from rootlet.core.errors import RequestFailed, Unavailable
 from rootlet.core.types import Finish, FinishKind, TokenLogprob
-from rootlet.engine.results import prompts_of, results_of, sampling_of
+from rootlet.engine.results import results_of
 from rootlet.frontend.types import GenerateChunk
-
-
-def test_sampling_from_a_dict_with_aliases_and_defaults() -> None:
-    got = sampling_of({"max_tokens": 4, "stop": "x", "temperature": None}, {"temperature": 0.5, "top_p": 0.9})
-    assert got == SamplingParams(max_new_tokens=4, stop=("x",), temperature=0.5, top_p=0.9)
-    assert sampling_of(SamplingParams(n=2), {"temperature": 0.1}) == SamplingParams(n=2)
-    assert sampling_of(None, {}) == SamplingParams()
-
-
-@pytest.mark.parametrize("given", [{"temprature": 1}, {"temperature": "hot"}, {"max_tokens": 1.5}, {"stop": 3}])
-def test_bad_sampling_is_named(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidValue):
-        sampling_of(given, {})
-
-
-@pytest.mark.parametrize(
-    ("prompt", "want"),
-    [
-        ("a", (["a"], False)),
-        ([1, 2], ([(1, 2)], False)),
-        (["a", "b"], (["a", "b"], True)),
-        ([[1], [2, 3]], ([(1,), (2, 3)], True)),
-        (["a"], (["a"], True)),
-    ],
-)
-def test_prompt_shapes(prompt: Any, want: Any) -> None:
-    assert prompts_of(prompt) == want
-
-
-@pytest.mark.parametrize("prompt", [[], [1, "a"], [[1], [True]], [1.5], [None]])
-def test_bad_prompts_are_refused(prompt: Any) -> None:
-    with pytest.raises(InvalidValue):
-        prompts_of(prompt)
 
 
 def _chunk(index: int, text: str, ids: tuple[int, ...], finish: Finish | None = None) -> GenerateChunk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import struct
 from collections.abc import Iterator
@@ -17,7 +18,28 @@ from fixtures.tiny_models import make_hf_checkpoint
 from rootlet.core.errors import BadModelFile
 from rootlet.formats.weights import open_weights
 
-VALUES: tuple[Any, ...] = (None, "x", [], {}, [1], [None], {"a": 1}, True, -1, 0, 2**31, 2**63, 10**30, math.inf, math.nan, 0.5, 1e-320)
+HALF = "x\ud800"  # what JSON can spell and no UTF-8 can hold
+VALUES: tuple[Any, ...] = (
+    None,
+    "x",
+    [],
+    {},
+    [1],
+    [None],
+    {"a": 1},
+    True,
+    -1,
+    0,
+    2**31,
+    2**63,
+    10**30,
+    math.inf,
+    math.nan,
+    0.5,
+    1e-320,
+    HALF,
+    {HALF: HALF},
+)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ROPE = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE_KEYS = ("rope_type", *ROPE, "beta_fast", "beta_slow", "attention_factor", "mscale", "partial_rotary_factor")
@@ -75,20 +97,62 @@ def damaged_weights(raw: bytes) -> Iterator[tuple[str, bytes]]:
         yield WEIGHTS, raw[:size]
 
 
-def faults(model: Path, base: Path, cases: list[tuple[str, bytes]], *, timeout_s: float) -> dict[str, str]:
-    """Every folder that neither loads nor is refused in words, by what was written into it."""
+def outcomes(model: Path, base: Path, cases: list[tuple[str, bytes]], *, timeout_s: float) -> dict[str, str]:
+    """What became of each folder, by what was written into it."""
     written = {}
     for i, (file, content) in enumerate(cases):
         folder = Path(shutil.copytree(model, base / str(i)))
         (folder / file).write_bytes(content)
-        written[str(folder)] = f"{file} {content[:4000]!r}"
+        written[str(folder)] = f"{file} {i} {content[:4000]!r}"
     found = open_all([Path(p) for p in written], timeout_s=timeout_s)
-    return {written[path]: outcome for path, outcome in found.items() if not outcome.startswith(("loaded", "refused"))}
+    return {written[path]: outcome for path, outcome in found.items()}
+
+
+def faults(model: Path, base: Path, cases: list[tuple[str, bytes]], *, timeout_s: float) -> dict[str, str]:
+    """Every folder that neither loads nor is refused in words."""
+    return {case: end for case, end in outcomes(model, base, cases, timeout_s=timeout_s).items() if not end.startswith(("loaded", "refused"))}
 
 
 def test_damaged_folders_are_refused_in_words(model: Path, tmp_path: Path) -> None:
     weights = list(damaged_weights((model / WEIGHTS).read_bytes()))
     assert faults(model, tmp_path, [*list(damaged_json(model))[::61], *weights[::7]], timeout_s=240.0) == {}
+
+
+JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.json")
+
+
+def with_text(value: Any, text: str) -> Iterator[Any]:
+    """`value` with `text` in the place of each of its strings, one at a time, and as a new entry of each object."""
+    if isinstance(value, str):
+        yield text
+    elif isinstance(value, list):
+        yield from ([*value[:i], changed, *value[i + 1 :]] for i, item in enumerate(value[:3]) for changed in with_text(item, text))
+    elif isinstance(value, dict):
+        yield from ({**value, key: changed} for key in list(value)[:12] for changed in with_text(value[key], text))
+        yield {**value, text: 1}
+        yield {**value, "unheard_of": text}
+
+
+def test_a_lone_surrogate_anywhere_is_refused_with_its_place(model: Path, tmp_path: Path) -> None:
+    """Not by a UnicodeEncodeError when the server is up and the token, the name or the template is first used."""
+    cases = []
+    for file in JSON_FILES:
+        content = json.loads((model / file).read_text()) if (model / file).exists() else {"chat_template": "x"}
+        cases += [(file, json.dumps(changed).encode()) for changed in with_text(content, HALF)]
+    assert len(cases) > 40
+    found = outcomes(model, tmp_path, cases, timeout_s=120.0)
+    assert len(found) == len(cases)
+    assert not [case for case, outcome in found.items() if not re.search(rf"refused.*{case.split()[0]}: .* holds a lone surrogate", outcome)], found
+
+
+def test_whole_pairs_stay_and_a_template_file_that_is_not_utf8_is_refused(model: Path, tmp_path: Path) -> None:
+    """An emoji as two escapes is a pair, and a backslash before \\ud83d is no escape at all."""
+    content = json.dumps({"chat_template": "{{ messages[0].content }}\U0001f680 \\ud83d", "bos_token": "\U0001f680"})
+    assert "\\ud83d\\ude80" in content
+    cases = [("tokenizer_config.json", content.encode()), ("chat_template.jinja", b"{{ messages }}\xed\xa0\x80")]
+    whole, broken = outcomes(model, tmp_path, cases, timeout_s=60.0).values()
+    assert whole == "loaded"
+    assert re.match(r"refused.*chat_template\.jinja: cannot be read", broken)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from tokenizers import processors
 
 from fixtures.tiny_tokenizers import HF_PRE, SPM_PIECES, add_byte_bpe, add_spm, byte_tokenizer, save_tokenizer, torture_strings, train_byte_bpe
 from rootlet.core.errors import BadModelFile, InvalidValue
+from rootlet.frontend.chat_template import load_chat_template
 from rootlet.frontend.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -165,6 +166,29 @@ def test_row_14_folder_equals_transformers(tmp_path: Path, settings: dict[str, A
     assert ours.encode("hi there") == reference.encode("hi there")
     assert ours.encode("hi there", add_special_tokens=False) == reference.encode("hi there", add_special_tokens=False)
     assert ours.add_bos == (reference.encode("x")[0] == reference.bos_token_id)
+
+
+@pytest.mark.parametrize("half", [b"\xed\xa0\x80", b"\xed\xbf\xbf"])
+def test_surrogates_in_a_gguf_vocabulary_and_template_become_replacement_characters(half: bytes, tmp_path: Path) -> None:
+    """GGUF spells text in bytes: half a pair is no UTF-8 there, and never reaches a string that the rest would choke on."""
+
+    def add(writer: GGUFWriter) -> None:
+        add_byte_bpe(writer, byte_tokenizer(), pre="gpt-2", rows=600)
+        writer.add_chat_template("???{{ messages[0]['content'] }}")
+
+    path = gguf_with(tmp_path / "t.gguf", add)
+    raw = path.read_bytes()
+    assert min(raw.count(text) for text in (b"<|im_end|>", b"[PAD300]", b"???")) == 1
+    path.write_bytes(raw.replace(b"<|i", half).replace(b"[PA", half).replace(b"???", half))
+    found = load_tokenizer(path)
+    assert found.decode(found.encode("hello"), skip_special_tokens=False) == "hello"
+    for i in range(found.vocab_size):
+        found.decode([i], skip_special_tokens=False).encode()
+        found.token_bytes(i)
+    assert "\ufffd" in str(found.id_to_token(found.eos_token_id or 0))
+    text = load_chat_template(path).render([{"role": "user", "content": "hi"}])
+    assert (text[:1], text[-2:]) == ("\ufffd", "hi")
+    found.encode(text)
 
 
 def test_lone_surrogate_is_the_clients_fault(spm: Tokenizer) -> None:

@@ -218,8 +218,8 @@ def test_row_32_too_long_prompts_are_refused_with_both_numbers(prompt_len: int, 
         (GenerateReq(prompt="a", logprobs=LogprobSpec(top_n=6)), "top_logprobs"),
         (GenerateReq(prompt="a", rid=""), "rid"),
         (GenerateReq(prompt="a", rid="x\n"), "rid"),
-        (GenerateReq(prompt="a", deadline_s=0.0), "timeout"),
-        (GenerateReq(prompt="a", deadline_s=float("nan")), "timeout"),
+        (GenerateReq(prompt="a", deadline_s=0.0), "deadline_s"),
+        (GenerateReq(prompt="a", deadline_s=float("nan")), "deadline_s"),
         (GenerateReq(prompt="a", sampling=SamplingParams(stop=("\ud800",))), "stop"),
         (GenerateReq(prompt="a", cache_salt="x\udfff"), "cache_salt"),
         (GenerateReq(prompt="a", user="\udc00"), "user"),
@@ -341,6 +341,33 @@ async def test_abort_takes_exact_rids_only() -> None:
 
 
 @scenario
+async def test_the_id_of_a_batch_aborts_all_that_is_open_of_it_and_nothing_else() -> None:
+    front = Front()
+    batch = [front.reads(_req(rid=f"b-{k}", batch_rid="b", sampling={"n": n})) for k, n in enumerate((1, 2))]
+    other = front.reads(_req(rid="b-10"))
+    await settle()
+    front.output("b-0", finish=Finish(FinishKind.LENGTH), first=True)
+    await settle()
+    taken = [front.reads(_req(rid="b")), front.reads(_req(rid="b-10-0", batch_rid="b-10"))]  # one name, one thing
+    await settle()
+    assert [(type(t.error), t.error and t.error.param) for t in taken] == [(InvalidValue, "rid")] * 2
+    front.manager.abort("b")
+    assert front.aborted == ["b-1", "b-1-1"]
+    front.output("b-1", finish=Finish(FinishKind.ABORT), first=True)
+    front.output("b-1-1", finish=Finish(FinishKind.ABORT), first=True)
+    await settle()
+    assert [c.finish.kind for c in batch[1].chunks if c.finish] == [FinishKind.ABORT] * 2
+    front.manager.abort("b")  # again: nothing is left of it
+    assert front.aborted == ["b-1", "b-1-1"]
+    again = front.reads(_req(rid="b"))  # and the name is free
+    await settle()
+    assert (again.error, other.error, front.manager.num_open) == (None, None, 2)
+    for reader in (again, other):
+        reader.task.cancel()
+    await settle()
+
+
+@scenario
 async def test_an_aborted_stream_ends_with_a_terminal_chunk() -> None:
     front = Front()
     reader = front.reads(_req(rid="r"))
@@ -438,7 +465,7 @@ def test_a_failure_before_the_first_chunk_is_raised_and_later_is_a_chunk(finish:
 async def test_more_choices_than_may_ever_wait_are_refused_for_good() -> None:
     """Not as a full queue: trying again later would never help."""
     front = Front(max_queue=2)
-    readers = [front.reads(_req(sampling={"n": n})) for n in (2, 3)]
+    readers = [front.reads(_req(sampling={"n": n})) for n in (6, 7)]  # 4 rows, 2 places to wait
     await settle()
     assert readers[0].error is None
     assert isinstance(readers[1].error, InvalidValue)

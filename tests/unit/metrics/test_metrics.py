@@ -6,11 +6,15 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fixtures.cache_bench import CacheBench
 from fixtures.fake_manager import FakeManager, Script, chunks_of
+from fixtures.fake_tier import FakeTier
+from rootlet.cache.types import EvictReason
 from rootlet.core.clock import VirtualClock
 from rootlet.core.errors import QueueFull
 from rootlet.core.types import Finish, FinishKind
@@ -150,6 +154,33 @@ def test_every_number_of_a_real_scheduler_is_there_once() -> None:
     evictions = sum(value for name, value in got.items() if name.startswith("rootlet_evictions_total{component=full"))
     assert got["rootlet_evicted_pages_total"] == evictions > 0
     assert got["rootlet_kv_pages{state=leaked}"] == 0
+
+
+@pytest.mark.parametrize("others", [{}, {"window": (3, 40), "states": (2, 20)}])
+def test_every_number_of_a_host_tier_has_a_name_of_its_own(others: dict[str, Any]) -> None:
+    """A cache with a tier whose host is too small, as it is: evictions there, copies, room; nothing of it only under `rootlet_scheduler_state`."""
+    bench = CacheBench(page_size=2, num_pages=12, tier=FakeTier({"full": 4, "swa": 4, "mamba": 4} if others else {"full": 4}), **others)
+    for k in range(6):
+        for tail in ([3, 4], [7, 7, 7, 7]):
+            bench.serve([10 * k + 1, 10 * k + 2, *tail])
+            bench.settle()
+    stats = bench.cache.stats()
+    text = render(Instruments().registry, {"cache": stats}, is_up=True).decode()
+    got = samples(Instruments(), {"cache": stats})
+    assert bench.host is not None
+    counted = bench.host.evictions
+    assert any(reason is EvictReason.HOST_PRESSURE and count for (_, reason), count in counted.items())
+    for (component, reason), count in counted.items():
+        assert got[f"rootlet_evictions_total{{component={component},reason={reason.value},tier=host}}"] == count
+    assert got["rootlet_cache_units{component=full,state=total,tier=host}"] == 4
+    assert got["rootlet_host_pages_total{event=backed_up}"] == stats["backed_up_pages"] > 0
+    assert got["rootlet_host_copies_in_flight"] == 0
+    lost = samples(Instruments(), {"cache": {"copies_failed": 2, "copies_skipped_no_host_room": 3, "copies_skipped_no_device_room": 4}})
+    assert [lost[f"rootlet_host_copies_lost_total{{reason={r}}}"] for r in ("failed", "no_host_room", "no_device_room")] == [2, 3, 4]
+    assert not [name for name in got if "scheduler_state" in name and re.search(r"host|copies|backed|loaded|demoted|_(total|free|held)}$", name)]
+    for name, kind in (("evictions", "counter"), ("host_pages", "counter"), ("cache_units", "gauge"), ("host_copies_lost", "counter")):
+        assert re.search(rf"^# HELP rootlet_{name}(_total)? \S", text, re.MULTILINE)
+        assert re.search(rf"^# TYPE rootlet_{name}(_total)? {kind}$", text, re.MULTILINE)
 
 
 def test_flatten_takes_numbers_only() -> None:

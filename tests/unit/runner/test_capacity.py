@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,15 +57,24 @@ def test_mem_and_max_total_tokens_override() -> None:
 
 
 def test_too_much_is_refused_with_the_sum() -> None:
-    with pytest.raises(BadConfig, match=r"--mem 8.*available"):
+    with pytest.raises(BadConfig, match=r"--mem 8.*available.*lower --max-total-tokens or --mem"):
         plan_memory(config(mem="8"), MODEL, available=4 * GIB, weights=0, token_bytes=1024)
     with pytest.raises(BadConfig, match="--mem must be auto"):
         plan_memory(config(mem="lots"), MODEL, available=4 * GIB, weights=0, token_bytes=1024)
 
 
-def test_no_room_for_a_page_is_refused() -> None:
-    with pytest.raises(BadConfig, match="no room for a KV page"):
-        plan_memory(config(), MODEL, available=GIB, weights=GIB, token_bytes=1024)
+def test_a_pool_without_a_page_is_refused_with_the_knob_that_gives_one() -> None:
+    with pytest.raises(BadConfig, match=r"0 tokens.*one page of --page-size 16 \(16384 bytes\).*-1\.\d+ GiB left; lower --ctx-len.*--max-running"):
+        plan_memory(config(), MODEL, available=GIB, weights=2 * GIB, token_bytes=1024)
+    for asked, knob in (({"mem": "1e-5"}, "--mem"), ({"tokens": 16}, "--max-total-tokens")):
+        with pytest.raises(
+            BadConfig, match=rf"{knob} {asked.get('mem', 16)} gives a KV pool of 1[06] tokens, less than one page of --page-size 64"
+        ) as caught:
+            plan_memory(config(page_size=64, **asked), MODEL, available=4 * GIB, weights=0, token_bytes=1024)
+        advice = re.search(rf"give {knob} (\S+) or more", caught.value.message)
+        assert advice is not None
+        better = config(page_size=64, mem=advice[1]) if knob == "--mem" else config(page_size=64, tokens=int(advice[1]))
+        assert plan_memory(better, MODEL, available=4 * GIB, weights=0, token_bytes=1024).capacity.num_pages >= 1
 
 
 def test_context_is_the_models_unless_asked_for_less() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fixtures.asgi import error, events, post
 from fixtures.fake_manager import BOS, EOS, FakeManager, Script, config
+from rootlet.config.schema import SchedulerArgs
 from rootlet.core.errors import QueueFull
 from rootlet.core.types import Finish, FinishKind
 from rootlet.server.app import build_app
@@ -86,6 +88,22 @@ def test_row_24_too_many_prompts_are_refused_at_once_before_any_work() -> None:
     error(post(app, PATH, {"prompt": [[1]] * 513, "n": 2}), 400, param="prompt")
     assert time.process_time() - start_s < 1.0
     assert manager.requests == []
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    (PATH, {"prompt": ["a"] * 6, "n": 2}), (PATH, {"prompt": [[1]] * 11}), ("/generate", {"text": ["a"] * 11}),
+    ("/generate", {"text": ["a", "b"], "sampling_params": [{"n": 9}, {"n": 2}]}),
+])  # fmt: skip
+def test_more_prompts_than_may_ever_be_open_are_refused_for_good(path: str, body: dict[str, Any]) -> None:
+    """8 rows and 2 places to wait: a 503 would invite the client to try again, for ever."""
+    manager = FakeManager()
+    app = build_app(manager, replace(config(), scheduler=SchedulerArgs(max_queue=2)))
+    refused = error(post(app, path, body), 400, param="text" if path == "/generate" else "prompt")
+    assert "at most 10 may run and wait" in refused["message"]
+    assert "--max-queue" in refused["message"]
+    assert manager.requests == []
+    assert post(app, path, {**body, "n": 1, "sampling_params": {}, "prompt": ["a"] * 10, "text": ["a"] * 10}).status_code == 200
+    assert len(manager.requests) == 10
 
 
 def test_row_32_one_prompt_of_a_batch_beyond_the_context_refuses_all_with_both_numbers() -> None:

@@ -88,6 +88,37 @@ def test_row_32_the_length_rule_is_one_everywhere() -> None:
     over_engine(work)
 
 
+def test_the_id_of_a_reply_aborts_a_whole_batch_on_both_routes_twice() -> None:
+    """It was a no-op: the prompts of a batch run under ids of their own."""
+
+    async def work(send: Post, manager: TokenizerManager, _app: Any) -> None:
+        endless = {"max_tokens": 400, "ignore_eos": True, "n": 2}
+        bodies: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/completions", {"prompt": ["a", "b", "c"], **endless}),
+            ("/generate", {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 400, "ignore_eos": True, "n": 2}}),
+            ("/generate", {"text": ["a"], "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}),
+            ("/v1/completions", {"prompt": "a", **endless}),
+        ]
+        for path, body in bodies * 2:
+            num = len(body.get("prompt", body.get("text"))) if isinstance(body.get("prompt", body.get("text")), list) else 1
+            assert (await send("/pause_generation", {"mode": "in_place"})).status_code == 200  # nothing of it can end by itself meanwhile
+            task = asyncio.create_task(send(path, {**body, "rid": "mine"}))
+            async with asyncio.timeout(10):
+                while manager.num_open < num:
+                    await asyncio.sleep(0)
+            for other in ("min", "mine-", "mine-9"):
+                await send("/abort_request", {"rid": other})
+            assert manager.num_open == num
+            assert (await send("/abort_request", {"rid": "mine"})).status_code == 200
+            error(await task, 499, code="aborted")
+            async with asyncio.timeout(10):
+                while manager.num_open:
+                    await asyncio.sleep(0)
+            await send("/continue_generation", {})
+
+    over_engine(work)
+
+
 def test_row_33_a_reader_that_leaves_gives_its_place_back() -> None:
     """20 ms a step: 400 tokens are not over before we look."""
 

@@ -16,14 +16,14 @@ from rootlet.device.cpu import CpuGraph
 from rootlet.kernels import workspace
 from rootlet.kernels.cpu import _native, attention_ops, sample_ops
 from rootlet.kernels.ops import AttentionMeta, KVLayer, Weight, empty
-from rootlet.kernels.workspace import FIXED, LOGIT_ROWS, TOKENS
+from rootlet.kernels.workspace import FIXED, LOGIT_ROWS, TOKENS, Quantized
 
 KINDS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 """Weight kinds in the library's order (csrc/include/rootlet/tensor_args.h)."""
 
 FLOAT_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 QUANT_BLOCK = 32
-SCALE_BYTES = 12  # of one quantised block of activations: d, d * sum, sum
+SCALE_BYTES = 16  # of one quantised block of activations (ActScale in csrc/include/rootlet/tensor_args.h)
 
 
 def _check_rows(name: str, x: Tensor) -> None:
@@ -59,17 +59,19 @@ def _out(rows: int, n: int, space: int) -> Tensor:
     return out
 
 
-def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> (int8 [T, K], scales), shared by all linears of one capture that read the same x."""
+def _quantize(x: Tensor, *, normed: bool) -> Quantized:
+    """x [T, K] -> its int8 form, shared by all linears of one capture that read the same x. `normed`: with a second plane."""
     record = workspace.current()
-    found = None if record is None else record.quantized(x)
+    found = None if record is None else record.quantized(x, normed=normed)
     if found is not None:
         return found
     rows, k = x.shape
     tape, space = (None, FIXED) if record is None else (record.tape, record.space(x))
     q = empty(rows, k, dtype=torch.int8)
+    low = empty(rows, k, dtype=torch.int8) if normed else None
     scales = empty(rows * (k // QUANT_BLOCK) * SCALE_BYTES, dtype=torch.uint8)
-    elided = _native.quantize(tape, x.data_ptr(), x.stride(0), q.data_ptr(), scales.data_ptr(), rows, space, k)
+    elided = _native.quantize(tape, x.data_ptr(), x.stride(0), q.data_ptr(), _address(low), scales.data_ptr(), rows, space, k)
+    made = Quantized(q, low, scales)
     if record is not None:
         record.set_space(q, space)
         record.keep(x)
@@ -77,8 +79,8 @@ def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
             record.read(x)
         else:
             record.elide(elided)
-        record.set_quantized(x, q, scales)
-    return q, scales
+        record.set_quantized(x, made, normed=normed)
+    return made
 
 
 class NativeTable:
@@ -130,7 +132,7 @@ class NativeTable:
         assert fits, f"{w.kind} [{w.n}, {w.k}] held as {data.dtype} {tuple(data.shape)}: {nbytes} bytes, not {expected}"
         return data
 
-    def linear(self, x: Tensor, w: Weight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, w: Weight, bias: Tensor | None = None, residual: Tensor | None = None, *, normed: bool = False) -> Tensor:
         """x and residual may be slices of wider matrices; the result is dense. Packs `w` on first use if nobody did."""
         _check_rows("x", x)
         assert x.shape[1] == w.k, f"x of {x.shape[1]} features times a weight of {w.k}"
@@ -141,11 +143,11 @@ class NativeTable:
         if residual is not None:
             _check_rows("residual", residual)
             assert residual.shape == (x.shape[0], w.n), f"residual {tuple(residual.shape)} onto [{x.shape[0]}, {w.n}]"
-        source, scales = (x, None) if w.kind in FLOAT_DTYPES else _quantize(x)
+        source, low, scales = (x, None, None) if w.kind in FLOAT_DTYPES else _quantize(x, normed=normed)
         tape, space = _recorded(source, w.packed, bias, residual)
         out = _out(x.shape[0], w.n, space)
         _native.gemm(
-            tape, w.packed, source.data_ptr(), source.stride(0), _address(scales), _address(bias), _address(residual),
+            tape, w.packed, source.data_ptr(), source.stride(0), _address(low), _address(scales), _address(bias), _address(residual),
             0 if residual is None else residual.stride(0), out.data_ptr(), x.shape[0], space,
         )  # fmt: skip
         return out

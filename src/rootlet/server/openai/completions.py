@@ -84,8 +84,8 @@ async def parse_completion(fields: Fields, context: ServerContext, *, tenant: st
     spec = logprob_spec(top_n, prompt=echo and top_n is not None, common=common)
     reqs = []
     for i, prompt in enumerate(prompts):
-        rid = common.rid if len(prompts) == 1 else f"{common.rid}-{i}"
-        arguments = common.request(sampling=sampling, logprobs=spec, param=prompt.param, rid=rid)
+        names = {"rid": common.rid} if len(prompts) == 1 else {"rid": f"{common.rid}-{i}", "batch_rid": common.rid}
+        arguments = common.request(sampling=sampling, logprobs=spec, param=prompt.param, **names)
         reqs.append(generate_req(prompt.content, arguments, add_special_tokens=add_special))
     return CompletionRequest(
         reqs=reqs,
