@@ -112,7 +112,7 @@ NATIVE: Schema = {
     "rid": {},
     "extra_key": {},
     "cache_salt": {},
-    "priority": _integer(-(2**31), 2**31 - 1),
+    **{name: COMMON[name] for name in ("model", "priority", "deadline_s", "user", "routing_key", "sse_ping_interval", "add_special_tokens")},
 }
 
 
