@@ -232,14 +232,15 @@ def test_row_87_a_dead_child_ends_every_request_and_the_server(tmp_path: Path, r
         assert s.leftovers() == []
 
 
-def test_row_87_a_stopped_scheduler_is_found_by_the_watchdog(tmp_path: Path) -> None:
-    with server(tmp_path, stuck_after_s=4.0) as s:
+@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+def test_row_87_a_stopped_child_is_found_by_the_watchdog(tmp_path: Path, role: str) -> None:
+    with server(tmp_path, detokenizer="process", stuck_after_s=4.0) as s:
         streaming = Client(s.url, max_tokens=ENDLESS).reading()
-        os.kill(s.pid("scheduler"), signal.SIGSTOP)
+        os.kill(s.pid(role), signal.SIGSTOP)
         streaming.done()
         assert streaming.codes == ["engine_dead"]
         assert s.wait() == 1
-        s.says("no sign of life")
+        s.says(f"the {role} gave no sign of life")
 
 
 @pytest.mark.parametrize("stopped", [False, True])

@@ -107,7 +107,7 @@ class _Server:
         self._clock = SystemClock()
         self._fake = env.fake_executor()
         self._supervisor = Supervisor()
-        self._watchdog: Watchdog | None = None
+        self._watchdogs: dict[str, Watchdog] = {}
         self._to_scheduler = ZmqSender(address(directory, SCHEDULER), scheduler_codec(), linger_s=0.0)
         self._manager = TokenizerManager(self._to_scheduler.send, config, clock=self._clock, liveness=self._liveness)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -231,14 +231,21 @@ class _Server:
                     case SchedulerError():
                         self._fail(message.message, message.exit_code)
                     case SchedulerReady():
-                        self._watchdog = Watchdog(self._clock, lambda: self._supervisor.cpu_s(SCHEDULER), stuck_after_s=self._stuck_after_s)
+                        self._watch_over(SCHEDULER)
                         self._manager.handle(message)
                         self._announce_ready()
-                    case HealthTick() if self._watchdog is not None:
-                        self._watchdog.tick()
+                    case HealthTick():
+                        if message.role == DETOKENIZER and DETOKENIZER not in self._watchdogs:
+                            self._watch_over(DETOKENIZER)
+                        if message.role in self._watchdogs:
+                            self._watchdogs[message.role].tick()
                         self._manager.handle(message)
                     case _:
                         self._manager.handle(message)
+
+    def _watch_over(self, role: str) -> None:
+        """From its first sign of life on; before that it loads."""
+        self._watchdogs[role] = Watchdog(self._clock, lambda: self._supervisor.cpu_s(role), role=role, stuck_after_s=self._stuck_after_s)
 
     async def _watch(self) -> None:
         """Ends with the first thing that ends the engine: a death that nobody asked for, or a standstill."""
@@ -256,8 +263,8 @@ class _Server:
                 return
 
     def _liveness(self) -> tuple[bool, str]:
-        why = self._watchdog.stuck() if self._watchdog is not None else None
-        return why is None, why or ""
+        reasons = [why for watchdog in self._watchdogs.values() if (why := watchdog.stuck()) is not None]
+        return not reasons, "; ".join(reasons)
 
     def _fail(self, message: str, code: int) -> None:
         """The engine is lost: open requests hear of it now, then the process ends."""

@@ -19,11 +19,12 @@ import zmq
 
 from rootlet.config.schema import RuntimeConfig
 from rootlet.core import log
+from rootlet.core.clock import SystemClock
 from rootlet.core.errors import BadConfig, BadModelFile
 from rootlet.engine.lifeline import die_with_parent
 from rootlet.ipc.channel_zmq import ZmqReceiver, ZmqSender, address
 from rootlet.ipc.codec import ToMain, detokenizer_codec, main_codec, scheduler_codec
-from rootlet.ipc.messages import SchedulerError
+from rootlet.ipc.messages import HEALTH_PERIOD_S, HealthTick, SchedulerError
 
 MAIN, SCHEDULER, DETOKENIZER = "main", "scheduler", "detokenizer"
 LAUNCH_FILE = "launch.json"
@@ -103,16 +104,21 @@ def _serve_scheduler(spec: LaunchSpec, inbox: ZmqReceiver, to_main: ZmqSender[To
 
 
 def run_detokenizer(spec: LaunchSpec, directory: Path) -> int:
-    """Main of the detokenizer's process: text for every batch, until the parent ends it."""
+    """Main of the detokenizer's process: text for every batch, and signs of life, until the parent ends it."""
     from rootlet.engine.model_side import load_front
     from rootlet.frontend.detokenizer_manager import DetokenizerManager
 
     inbox = ZmqReceiver(address(directory, DETOKENIZER), detokenizer_codec())
     to_main: ZmqSender[ToMain] = ZmqSender(address(directory, MAIN), main_codec())
     manager = DetokenizerManager(load_front(spec.config, spec.path(), fake=spec.fake).tokenizer)
+    clock, steps, told_s = SystemClock(), 0, -HEALTH_PERIOD_S
     while True:
-        for batch in inbox.recv(1.0):
+        if clock.now() - told_s >= HEALTH_PERIOD_S:
+            told_s = clock.now()
+            to_main.send(HealthTick(steps, DETOKENIZER))
+        for batch in inbox.recv(HEALTH_PERIOD_S):
             texts = manager.handle(batch)
+            steps += 1
             if texts is not None:
                 to_main.send(texts)
 

@@ -1,8 +1,8 @@
-"""Child processes: started, watched, ended. Notices a death within a tenth of a second and a scheduler that stands still within `stuck_after_s`.
+"""Child processes: started, watched, ended. Notices a death within a tenth of a second and a child that stands still within `stuck_after_s`.
 
-Standing still = no `HealthTick` (they come from the scheduler's own loop, once a second) AND no processor time used, for `stuck_after_s`. So a
-long prefill, which sends no tick but works, is left alone up to `HARD_LIMIT_S`; a stopped or deadlocked process is not. Time in which the server
-itself did not run (a machine that slept, Ctrl-Z and `fg`) is nobody's silence.
+Standing still = no `HealthTick` (they come from the loop that does the child's work, twice a second) AND no processor time used, for
+`stuck_after_s`. So a long prefill, which sends no tick but works, is left alone up to `HARD_LIMIT_S`; a stopped or deadlocked process is not. Time in
+which the server itself did not run (a machine that slept, Ctrl-Z and `fg`) is nobody's silence.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _log = logger("supervisor")
 class Watchdog:
     """`tick()` at each sign of life; `stuck()` asks. `cpu_s` = processor seconds the process has used, None when it is gone."""
 
-    def __init__(self, clock: Clock, cpu_s: Callable[[], float | None], *, stuck_after_s: float = STUCK_AFTER_S) -> None:
+    def __init__(self, clock: Clock, cpu_s: Callable[[], float | None], *, role: str = "scheduler", stuck_after_s: float = STUCK_AFTER_S) -> None:
         self._clock = clock
         self._cpu_s = cpu_s
+        self._role = role
         self._stuck_after_s = stuck_after_s
         self._asked_s = self._looked_s = self._worked_s = self._ticked_s = clock.now()
         self._last_cpu_s = cpu_s() or 0.0
@@ -56,9 +57,9 @@ class Watchdog:
         silent_s = now_s - self._ticked_s
         idle_s = now_s - max(self._ticked_s, self._worked_s)
         if idle_s > self._stuck_after_s:
-            return f"the scheduler gave no sign of life and did no work for {idle_s:.0f} s"
+            return f"the {self._role} gave no sign of life and did no work for {idle_s:.0f} s"
         if silent_s > HARD_LIMIT_S:
-            return f"the scheduler gave no sign of life for {silent_s:.0f} s"
+            return f"the {self._role} gave no sign of life for {silent_s:.0f} s"
         return None
 
 

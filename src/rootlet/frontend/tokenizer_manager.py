@@ -232,7 +232,7 @@ class TokenizerManager:
                     self._deliver(texts)
             case BatchStrOutput():
                 self._deliver(message)
-            case HealthTick():
+            case HealthTick(role="scheduler"):
                 self._tick_s = self._clock.now()
             case LoadProgress():
                 self.progress = message

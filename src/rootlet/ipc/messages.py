@@ -201,10 +201,14 @@ class GetStateReqOutput(msgspec.Struct, frozen=True, tag=True):
     state: dict[str, Any]
 
 
+HEALTH_PERIOD_S = 0.5
+
+
 class HealthTick(msgspec.Struct, frozen=True, tag=True):
-    """Sent at least once a second while alive, from the tick itself: `steps` grows while there is progress."""
+    """Sent every `HEALTH_PERIOD_S` while alive, from the loop that does the work: `steps` (of the detokenizer: batches) grows with progress."""
 
     steps: int
+    role: str = "scheduler"
 
 
 class SchedulerError(msgspec.Struct, frozen=True, tag=True):

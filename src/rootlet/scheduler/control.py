@@ -14,6 +14,7 @@ from rootlet.config.schema import SchedulerArgs
 from rootlet.core.step import ControlOp, Executor, StepPlan
 from rootlet.core.types import Finish, FinishKind, Phase
 from rootlet.ipc.messages import (
+    HEALTH_PERIOD_S,
     AbortReq,
     FlushCacheReq,
     FlushCacheReqOutput,
@@ -28,7 +29,6 @@ from rootlet.scheduler.pause import pause
 from rootlet.scheduler.req import Req
 from rootlet.scheduler.state import SchedulerState, end_req, note_queued, waits_of
 
-HEALTH_PERIOD_S = 0.5
 GATE_POLL_S = 0.005
 IDLE_WAIT_S = 1.0
 COMPACT_LEN = 256
