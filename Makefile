@@ -17,7 +17,7 @@ NATIVE := $(shell find csrc -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/.runtime: pyproject.toml
 	@echo "setting up $(VENV), once; some minutes, most of them for downloading torch"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rootlet.config.schema import RuntimeConfig
+from rootlet.core.env import NOT_KNOBS
 from rootlet.metrics import names
 from rootlet.server.app import ROUTES
 
@@ -18,7 +19,8 @@ LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|md|h|cpp))(?:::(\w+))?`")
 LAW = re.compile(r"""["']([CSLERI]\d+)[: ]""")
 FLAG = re.compile(r"`(?:[^`]*\s)?(--[a-z][a-z-]+)")
-COMMAND_FLAGS = {"--help", "--print-config", "--url", "--model", "--config", "--raw"}  # of the command line itself, not knobs
+COMMAND_FLAGS = {"--help", "--print-config", "--url", "--model", "--config", "--raw", "--temperature"}  # of the command line itself, not knobs
+API = (ROOT / "docs" / "api.md").read_text()
 BASES = (ROOT, ROOT / "src" / "rootlet", ROOT / "tests", ROOT / "csrc", ROOT / "docs")
 
 
@@ -53,11 +55,40 @@ def test_every_law_that_the_code_asserts_is_explained() -> None:
     assert not {law: paths for law, paths in untold.items() if paths}
 
 
-def test_every_route_and_every_metric_is_documented() -> None:
-    api, metrics = (ROOT / "docs" / "api.md").read_text(), (ROOT / "docs" / "metrics.md").read_text()
-    routes = {path.partition("{")[0] for path, _, _ in ROUTES}  # the name of a parameter may differ
-    assert not {route for route in routes if f"`{route}" not in api}
-    assert not {metric.name for metric in names.REQUEST_METRICS if f"`{metric.name}`" not in metrics}
+def test_the_routes_of_the_docs_are_those_of_the_server() -> None:
+    table = API.split("## Routes\n")[1].split("\n\n**Key.**")[0]
+    told: dict[str, set[str]] = {}
+    for cell, methods in re.findall(r"^\| (`/.*?) \| ([A-Z, ]+) \|", table, re.MULTILINE):
+        for path in re.findall(r"`(/[^`{?]*)", cell):  # the name of a parameter may differ
+            told.setdefault(path, set()).update(methods.split(", "))
+    there: dict[str, set[str]] = {"/openapi.json": {"GET"}}
+    for path, known, _ in ROUTES:
+        there.setdefault(path.partition("{")[0], set()).update(known)
+    assert told == there
+
+
+def test_the_metrics_of_the_docs_are_those_of_the_server() -> None:
+    rows = re.findall(r"^\| `(rootlet_\w+)` \| (\w+) \| (.*?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    told = {(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert told == {(metric.name, metric.kind, frozenset(metric.labels)) for metric in names.ALL}
+
+
+def test_the_error_codes_of_the_docs_are_those_of_the_server() -> None:
+    table = API.split("## Errors\n")[1].split("\n## ")[0]
+    told = {code for cell in re.findall(r"^\| \d+ \| \w+ \| ([\w, ]+) \|", table, re.MULTILINE) for code in cell.split(", ")}
+    rooms = [ROOT / "src" / "rootlet" / room for room in ("core", "server", "frontend", "scheduler", "engine")]
+    text = "\n".join(path.read_text() for room in rooms for path in sorted(room.rglob("*.py")))
+    said = set(re.findall(r"""\bcode ?= ?"([a-z_]+)"|status, type, code = .*"([a-z_]+)"$""", text, re.MULTILINE))
+    there = {code for pair in said for code in pair if code}
+    assert len(there) > 15, "the pattern no longer finds the codes"
+    assert not there - told
+    assert not {code for code in told if f'"{code}"' not in text}
+
+
+def test_every_environment_name_of_the_docs_is_read() -> None:
+    knobs = {"ROOTLET_" + k.name.upper() for section in fields(RuntimeConfig) for k in fields(section.default_factory())}  # type: ignore[misc, arg-type]
+    told = {name for doc in DOCS for name in re.findall(r"`(ROOTLET_[A-Z_]+)", doc.read_text())}
+    assert not told - knobs - NOT_KNOBS - {"ROOTLET_HYPOTHESIS_PROFILE"}  # the last one is the tests' own
 
 
 @pytest.mark.parametrize("doc", DOCS, ids=name_of)

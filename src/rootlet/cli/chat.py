@@ -61,7 +61,12 @@ def chat(
     url: Annotated[str | None, cyclopts.Parameter(help="talk to this server instead of loading a model; host:port is enough")] = None,
     system: Annotated[str | None, cyclopts.Parameter(help="system message")] = None,
     max_tokens: Annotated[int | None, cyclopts.Parameter(help="longest answer")] = None,
-    temperature: Annotated[float | None, cyclopts.Parameter(help="0 = always the likeliest token")] = None,
+    temperature: Annotated[
+        float | None,
+        cyclopts.Parameter(
+            help="0 = always the likeliest token [default: what the model recommends, else 0.7 and top_p 0.9; with --url the server's]"
+        ),
+    ] = None,
     seed: Annotated[int | None, cyclopts.Parameter(help="same seed, same answers")] = None,
     **flags: Any,
 ) -> int:
@@ -73,9 +78,9 @@ def chat(
         key = flags.get("api_key") or environment().get("ROOTLET_API_KEY")
         converse(answers_of(url, key, request), system, lambda: input(prompt))
         return 0
-    from rootlet.cli.local_engine import open_engine
+    from rootlet.cli.local_engine import open_engine, terminal_sampling
 
     with open_engine(model, flags) as engine:
         print(HELP)
-        converse(_in_process(engine, sampling), system, lambda: input(prompt))
+        converse(_in_process(engine, terminal_sampling(engine, sampling)), system, lambda: input(prompt))
     return 0

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rootlet.engine.launch_events import LaunchEvent, print_event
 
-CURL = """  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+CURL = """  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
     -d '{{"messages": [{{"role": "user", "content": "What is the largest ocean on Earth?"}}], "temperature": 0}}'"""
 
 OPENAI = """  from openai import OpenAI
@@ -82,5 +82,5 @@ class StartupPanel:
         print(f"API      {self._url}/v1     metrics {self._url}/metrics     state {self._url}/debug/state")
         if self._key is None and self._host not in {"127.0.0.1", "localhost", "::1"}:
             print("WARNING  no --api-key: everybody who reaches this address can use the server", file=sys.stderr)
-        print(CURL.format(url=self._url))
+        print(CURL.format(url=self._url, key=" -H 'Authorization: Bearer YOUR_KEY'" if self._key else ""))
         print(OPENAI.format(url=self._url, key="YOUR_KEY" if self._key else "none", name=name), flush=True)

@@ -39,7 +39,9 @@ def run(
     *,
     raw: Annotated[bool, cyclopts.Parameter(help="continue the text as it stands, without the chat template", negative="")] = False,
     max_tokens: Annotated[int | None, cyclopts.Parameter(help="longest answer [default: until the model stops; 128 with --raw]")] = None,
-    temperature: Annotated[float | None, cyclopts.Parameter(help="0 = always the likeliest token")] = None,
+    temperature: Annotated[
+        float | None, cyclopts.Parameter(help="0 = always the likeliest token [default: what the model recommends, else 0.7 and top_p 0.9]")
+    ] = None,
     seed: Annotated[int | None, cyclopts.Parameter(help="same seed, same answer")] = None,
     **flags: Any,
 ) -> int:
@@ -48,10 +50,11 @@ def run(
     text = prompt if prompt is not None else _prompt_of_stdin()
     if not text.strip():
         raise InvalidValue("prompt", "the prompt is empty: give it as the second argument or on standard input")
-    from rootlet.cli.local_engine import open_engine
+    from rootlet.cli.local_engine import open_engine, terminal_sampling
 
-    sampling = given({"max_tokens": max_tokens, "temperature": temperature, "seed": seed})
+    stated = given({"max_tokens": max_tokens, "temperature": temperature, "seed": seed})
     with open_engine(None if model == "-" else model, flags) as engine:
+        sampling = terminal_sampling(engine, stated)
         chunks = engine.generate(text, sampling, stream=True) if raw else engine.chat([{"role": "user", "content": text}], sampling, stream=True)
         for chunk in chunks:
             print(chunk.text, end="", flush=True)

@@ -22,6 +22,7 @@ from rootlet.core.types import LogprobSpec
 from rootlet.frontend.types import GenerateReq
 
 _ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+_SAMPLING_NAMES = (*_ALIASES, *SamplingParams.__struct_fields__)
 _ONE_OR_MANY = ("stop", "stop_token_ids", "allowed_token_ids")
 _REQUEST = ("add_special_tokens", "rid", "lora_id", "extra_key", "cache_salt", "priority", "deadline_s", "user", "routing_key")
 _PROMPTS = "a string, a list of token ids, a list of strings, or a list of lists of token ids"
@@ -72,7 +73,7 @@ def sampling_of(given: Mapping[str, Any] | SamplingParams | None, defaults: Mapp
         name = _ALIASES.get(key, key) if isinstance(key, str) else key
         if name in named:
             raise InvalidValue(key, f"{key} is given twice, under both of its names")
-        name = _known(name, SamplingParams.__struct_fields__, "sampling parameter")
+        name = _known(name, _SAMPLING_NAMES, "sampling parameter")
         named[name] = None if value is None else _sampling_field(name, value, key)
     return msgspec.convert({**defaults, **{k: v for k, v in named.items() if v is not None}}, SamplingParams)
 

@@ -4,7 +4,8 @@ A large one is parsed in a thread: each call into C still holds up the event loo
 by what the census (census.py) lets through.
 
 A body is JSON in UTF-8 and says so (`application/json`, `application/*+json`, or no content type at all): other media types are refused, which
-also keeps foreign web pages from posting to a local server, since browsers send those without asking first.
+also keeps foreign web pages from posting to a local server, since browsers send those without asking first. They send a body without a type
+unasked too, so a sender with an `Origin` must name it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def check_media_type(request: Request) -> None:
     kind, *parameters = (part.strip().lower() for part in request.headers.get("content-type", "").split(";"))
     if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise HttpError(415, f"Content-Type {kind[:60]!r} is not supported; send application/json")
+    if not kind and "origin" in request.headers:
+        raise HttpError(415, "a web page must name its Content-Type; send application/json")
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "charset" and value.strip('" ') not in _CHARSETS:

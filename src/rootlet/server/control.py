@@ -62,7 +62,8 @@ async def cache_pin(context: ServerContext, request: Request) -> Response:
     if "error" in answer:
         raise HttpError(409, str(answer["error"]), code="too_many_pins")
     if answer["pin_id"] is None:
-        error = NotFound(f"no whole page of these {len(ids)} tokens is cached, so there is nothing to pin", param="input_ids")
+        given = fields.present("input_ids", "text")
+        error = NotFound(f"no whole page of these {len(ids)} tokens is cached, so there is nothing to pin", param=given)
         error.code = "prefix_not_cached"
         raise error
     return json_response(answer)

@@ -1,4 +1,5 @@
-"""Request schemas for the OpenAPI document. The parsers are the authority; a test feeds each documented field to them."""
+"""Request schemas for the OpenAPI document. The parsers are the authority; tests feed them each bound of a field, and compare the fields with
+docs/api.md."""
 
 from __future__ import annotations
 
@@ -9,6 +10,10 @@ Schema = dict[str, Any]
 
 def _number(low: float, high: float | None = None) -> Schema:
     return {"type": ["number", "null"], "minimum": low, **({"maximum": high} if high is not None else {})}
+
+
+def _positive(high: float | None = None) -> Schema:
+    return {"type": ["number", "null"], "exclusiveMinimum": 0.0, **({"maximum": high} if high is not None else {})}
 
 
 def _integer(low: int, high: int | None = None) -> Schema:
@@ -24,35 +29,43 @@ _PROMPT: Schema = {
 }
 SAMPLING: Schema = {
     "temperature": _number(0.0, 2.0),
-    "top_p": _number(0.0, 1.0),
+    "top_p": _positive(1.0),
     "top_k": _integer(-1),
     "min_p": _number(0.0, 1.0),
     "presence_penalty": _number(-2.0, 2.0),
     "frequency_penalty": _number(-2.0, 2.0),
-    "repetition_penalty": _number(0.0, 10.0),
+    "repetition_penalty": _positive(10.0),
     "logit_bias": {"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
     "allowed_token_ids": _IDS,
     "stop": _STOP,
     "stop_token_ids": _IDS,
     "ignore_eos": _BOOL,
     "min_tokens": _integer(0),
+    "min_new_tokens": _integer(0),
     "include_stop_str_in_output": _BOOL,
+    "no_stop_trim": _BOOL,
     "skip_special_tokens": _BOOL,
     "seed": {"type": ["integer", "null"]},
+    "sampling_seed": {"type": ["integer", "null"]},
     "n": _integer(1),
+    "best_of": _integer(1),
 }
 COMMON: Schema = {
     "model": _STRING,
     "stream": _BOOL,
     "stream_options": {"type": ["object", "null"], "properties": {"include_usage": _BOOL, "continuous_usage_stats": _BOOL}},
-    "priority": {"type": ["integer", "null"]},
+    "priority": _integer(-(2**31), 2**31 - 1),
     "cache_salt": _STRING,
     "extra_key": _STRING,
-    "deadline_s": {"type": ["number", "null"], "exclusiveMinimum": 0},
+    "deadline_s": _positive(),
     "user": _STRING,
     "routing_key": _STRING,
     "return_token_ids": _BOOL,
     "prompt_logprobs": _integer(0),
+    "rid": _STRING,
+    "request_id": _STRING,
+    "sse_ping_interval": _number(0.0, 3600.0),
+    "add_special_tokens": _BOOL,
 }
 _MESSAGE: Schema = {
     "type": "object",
@@ -66,24 +79,30 @@ CHAT: Schema = {
     "logprobs": _BOOL,
     "top_logprobs": _integer(0),
     "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+    "functions": {"type": ["array", "null"], "items": {"type": "object"}},
     "tool_choice": {"enum": ["auto", "none", None]},
     "response_format": {"type": ["object", "null"], "properties": {"type": {"enum": ["text"]}}},
     "add_generation_prompt": _BOOL,
     "continue_final_message": _BOOL,
     "chat_template_kwargs": {"type": ["object", "null"]},
+    "reasoning_effort": _STRING,
+    "service_tier": _STRING,
 }
 COMPLETION: Schema = {
     "prompt": _PROMPT,
     "max_tokens": _integer(0),
     "echo": _BOOL,
     "logprobs": _integer(0),
-    "best_of": _integer(1),
     "return_tokens_as_token_ids": _BOOL,
+}
+_NATIVE_SAMPLING: Schema = {
+    "type": "object",
+    "properties": {**SAMPLING, "temperature": _number(0.0), "max_new_tokens": _integer(0), "max_tokens": _integer(0)},
 }
 NATIVE: Schema = {
     "text": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
     "input_ids": {"anyOf": [_IDS, {"type": "array", "items": _IDS}]},
-    "sampling_params": {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]},
+    "sampling_params": {"anyOf": [_NATIVE_SAMPLING, {"type": "array", "items": _NATIVE_SAMPLING}]},
     "stream": _BOOL,
     "incremental": _BOOL,
     "return_logprob": {},
@@ -91,6 +110,9 @@ NATIVE: Schema = {
     "top_logprobs_num": {},
     "return_text_in_logprobs": _BOOL,
     "rid": {},
+    "extra_key": {},
+    "cache_salt": {},
+    **{name: COMMON[name] for name in ("model", "priority", "deadline_s", "user", "routing_key", "sse_ping_interval", "add_special_tokens")},
 }
 
 
@@ -125,7 +147,16 @@ ROUTE_DOCS: dict[str, dict[str, Any]] = {
     "/cache/stats": {"summary": "Sizes and counters of the prefix cache, and its pins"},
     "/cache/pin": {
         "summary": "Keep a cached prefix for a while",
-        "extra": _body({"text": _STRING, "input_ids": _IDS, "ttl_s": _number(0.0, 86400.0), "extra_key": _STRING, "cache_salt": _STRING}),
+        "extra": _body(
+            {
+                "text": _STRING,
+                "input_ids": _IDS,
+                "ttl_s": _positive(86400.0),
+                "add_special_tokens": _BOOL,
+                "extra_key": _STRING,
+                "cache_salt": _STRING,
+            }
+        ),
     },
     "/cache/unpin": {"summary": "Give up one pin or all", "extra": _body({"pin_id": _STRING, "all": _BOOL})},
     "/debug/state": {"summary": "Queues, lengths, ledger, tree"},

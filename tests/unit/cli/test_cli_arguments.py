@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rootlet.cli.app import app
+from rootlet.cli.local_engine import terminal_sampling
 from rootlet.cli.panel import StartupPanel
 from rootlet.cli.run import check_arguments
 from rootlet.cli.serve import serve
@@ -69,3 +73,30 @@ def test_a_panel_gives_the_cursor_back_when_it_is_left(monkeypatch: pytest.Monke
         panel.on_event(LaunchEvent("listening", url="http://x"))  # and never "ready" or "stopped"
     out = capsys.readouterr().out
     assert out.rfind("\x1b[?25h") > out.rfind("\x1b[?25l") >= 0
+
+
+@pytest.mark.parametrize("key", [None, "SECRET"])
+def test_the_line_to_paste_sends_a_key_where_one_is_asked_for(key: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with StartupPanel(key=key, host="127.0.0.1") as panel:
+        panel.on_event(LaunchEvent("listening", url="http://x"))
+        panel.on_event(LaunchEvent("ready"))
+    out = capsys.readouterr().out
+    command = shlex.split(out[out.index("  curl ") : out.index("  from openai")].replace("\\\n", " "))
+    assert command[:2] == ["curl", "http://x/v1/chat/completions"]
+    assert command.count("-H") == (1 if key is None else 2)
+    assert ("Authorization: Bearer YOUR_KEY" in command) == (key is not None)
+    assert "SECRET" not in out
+
+
+@pytest.mark.parametrize(("mode", "recommended", "stated", "wanted"), [
+    ("model", {}, {"seed": 1}, {"temperature": 0.7, "top_p": 0.9, "seed": 1}),
+    ("model", {}, {"temperature": 1.0}, {"temperature": 1.0}),
+    ("model", {"temperature": 0.6}, {"seed": 1}, {"seed": 1}),
+    ("openai", {}, {"seed": 1}, {"seed": 1}),
+])  # fmt: skip
+def test_a_terminal_samples_calmly_unless_somebody_says_how(
+    mode: str, recommended: dict[str, Any], stated: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    config = SimpleNamespace(server=SimpleNamespace(sampling_defaults=mode))
+    engine: Any = SimpleNamespace(config=config, manager=SimpleNamespace(sampling_defaults=recommended))
+    assert terminal_sampling(engine, stated) == wanted

@@ -42,7 +42,8 @@ def test_sampling_from_a_dict_with_aliases_and_defaults() -> None:
 BAD_SAMPLING: list[tuple[Any, str, str]] = [
     (5, "sampling", "a dict, SamplingParams or None, got 5"), (0, "sampling", "got 0"), ("x", "sampling", "got 'x'"),
     ([("n", 1)], "sampling", "dict"),
-    ({"temprature": 1}, "temprature", "did you mean 'temperature'"), ({5: 1}, "5", "known: "), ({None: 1}, "None", "known: "),
+    ({"temprature": 1}, "temprature", "did you mean 'temperature'"), ({"max_token": 1}, "max_token", "did you mean 'max_tokens'"),
+     ({5: 1}, "5", "known: "), ({None: 1}, "None", "known: "),
     ({"temperature": "hot"}, "temperature", "must be a number, got 'hot'"), ({"temperature": True}, "temperature", "a number, got True"),
     ({"max_tokens": 1.5}, "max_tokens", "an integer or None, got 1.5"), ({"max_tokens": "3"}, "max_tokens", "an integer"),
     ({"max_tokens": 1, "max_new_tokens": 2}, "max_new_tokens", "twice"), ({"n": True}, "n", "an integer, got True"),

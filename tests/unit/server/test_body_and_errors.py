@@ -49,7 +49,7 @@ def test_keys_that_look_like_text_are_no_duplicates() -> None:
     ({"content-type": "application/json; charset=latin1"}, 415), ({"content-type": "application/json; charset=utf-16"}, 415),
     ({"content-encoding": "gzip"}, 415), ({"content-type": "application/json; charset=UTF-8"}, 200),
     ({"content-type": "application/vnd.x+json"}, 200),
-    ({"content-type": ""}, 200),
+    ({"content-type": ""}, 200), ({"content-type": "", "origin": "http://elsewhere.test"}, 415), ({"origin": "http://elsewhere.test"}, 200),
 ])  # fmt: skip
 def test_row_37_media_types(headers: dict[str, str], status: int) -> None:
     raw = gzip.compress(b'{"prompt":"x"}') if "content-encoding" in headers else b'{"prompt":"x"}'

@@ -42,7 +42,8 @@ def test_pins_by_text_or_ids_with_a_time_limit() -> None:
     for body, param in (({}, "text"), ({"text": ""}, "text"), ({"input_ids": ["a"]}, "input_ids[0]"), ({"text": "a", "ttl_s": 0}, "ttl_s")):
         error(post(app, "/cache/pin", body), 400, param=param)
     manager.control.pinned = {"pin_id": None, "tokens": 0, "of": 2}
-    error(post(app, "/cache/pin", {"text": "ab"}), 404, code="prefix_not_cached")
+    error(post(app, "/cache/pin", {"text": "ab"}), 404, code="prefix_not_cached", param="text")
+    error(post(app, "/cache/pin", {"input_ids": [1]}), 404, code="prefix_not_cached", param="input_ids")
     manager.control.pinned = {"error": "too many"}
     error(post(app, "/cache/pin", {"text": "ab"}), 409, code="too_many_pins")
     assert post(app, "/cache/unpin", {"all": True}).json() == {"unpinned": ["pin-1"]}
