@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
+from fixtures.granted import until
 from fixtures.kv_subscriber import close, program, subscriber
-from fixtures.live_server import Live, body, prompt, until
-from rootlet.bench.server_process import free_port, running_server
+from fixtures.live_server import Live, body, prompt
+from fixtures.ports import port_of, reserved_port
+from rootlet.bench.server_process import running_server
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 PAGE = 16
@@ -31,6 +34,16 @@ class Events:
 
     def __init__(self, server: Live, events: str, replay: str) -> None:
         self.server, self.events, self.replay = server, events, replay
+        self._fresh = itertools.count(1000)
+
+    def publish_until(self, heard: Callable[[], bool]) -> None:
+        """A subscription takes a moment to arrive, and what is published before it is not heard: prompts that nobody had, until one is."""
+
+        def try_again() -> bool:
+            self.server.ask(body(ids(40, next(self._fresh)), 1))
+            return heard()
+
+        until(try_again, "the subscriber hears", 60.0)
 
     def assert_live(self) -> None:
         """LIVE of the fault table, in the words of this vocabulary."""
@@ -50,21 +63,23 @@ class Events:
 
 @pytest.fixture(scope="module")
 def published() -> Iterator[Events]:
-    events, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-    flags = ("--max-total-tokens", "512", "--max-running", "4", "--kv-events", events, "--kv-events-replay", replay, "--log-level", "warning")
-    with running_server(*flags, env={**os.environ, "ROOTLET_TEST_EXECUTOR": "hash_lm", "ROOTLET_CHECK": "1"}) as server:
-        yield Events(Live(server), events, replay)
+    with reserved_port() as one, reserved_port() as other:
+        events, replay = (f"tcp://127.0.0.1:{port_of(port)}" for port in (one, other))
+        flags = ("--max-total-tokens", "512", "--max-running", "4", "--kv-events", events, "--kv-events-replay", replay, "--log-level", "warning")
+        with running_server(*flags, env={**os.environ, "ROOTLET_TEST_EXECUTOR": "hash_lm", "ROOTLET_CHECK": "1"}) as server:
+            yield Events(Live(server), events, replay)
 
 
 def test_hits_are_foretold_through_evictions_and_a_flush(published: Events) -> None:
     server, blocks = published.server, subscriber(published.events, published.replay)
     foretold = []
     try:
+        published.publish_until(lambda: blocks.read(100))
         for i in range(30):
             if i == 20:
                 server.assert_flushes()
-            until(lambda: blocks.read(20) or blocks.next == published.num_batches(), "the subscriber is up to date", 10.0)
-            until(lambda: not blocks.read(0) and blocks.next >= published.num_batches(), "the subscriber has all batches", 10.0)
+            until(lambda: blocks.read(20) or blocks.next == published.num_batches(), "the subscriber is up to date", 60.0)
+            until(lambda: not blocks.read(0) and blocks.next >= published.num_batches(), "the subscriber has all batches", 60.0)
             assert len(blocks.parents) == published.num_blocks()
             asked = ids(40, i % 4) + ids(25, 10 + i % 3)
             foretold.append(blocks.cached_len(asked[:-1], PAGE))  # the last token is always computed
@@ -90,10 +105,15 @@ def test_the_program_of_the_page_works_as_printed(published: Events, tmp_path: P
                 out.seek(0)
                 return (out.read().splitlines() or [""])[-1]
 
-            until(lambda: last_line() == f"batch {published.num_batches() - 1}: {published.num_blocks()} blocks", last_line, 20.0)
+            def tells_all() -> bool:
+                return last_line() == f"batch {published.num_batches() - 1}: {published.num_blocks()} blocks"
+
+            until(tells_all, last_line, 60.0)
+            caught_up = last_line()
+            published.publish_until(lambda: last_line() != caught_up)
             for seed in range(3):
                 published.server.ask(body(ids(60, 80 + seed), 4))
-                until(lambda: last_line() == f"batch {published.num_batches() - 1}: {published.num_blocks()} blocks", last_line, 20.0)
+                until(tells_all, last_line, 60.0)
         finally:
             process.kill()
             process.wait()
@@ -125,8 +145,9 @@ def test_who_does_not_listen_holds_nobody_up(published: Events, tmp_path: Path) 
         replies = server.ask(*(body(ids(60, 200 + i), 4) for i in range(60)), at_once=8)
         assert all(len(reply.one.ids) == 4 for reply in replies)
         assert server.metrics()["rootlet_kv_event_batches_dropped_total"] == 0
+        num_batches = published.num_batches()  # before the replay is asked for: an answer holds all that was published till then
         blocks = subscriber(published.events, published.replay)
-        assert blocks.next == published.num_batches()
+        assert blocks.next == num_batches
         close(blocks)
         published.assert_live()
     finally:
@@ -145,7 +166,7 @@ def test_a_taken_endpoint_ends_the_start_with_the_users_exit_code(tmp_path: Path
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         command = [sys.executable, "-m", "rootlet.cli.main", "serve", "--port", "0", "--kv-events", endpoint]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, env={**os.environ, "ROOTLET_TEST_EXECUTOR": "hash_lm"}, check=False
+            command, capture_output=True, text=True, timeout=240, env={**os.environ, "ROOTLET_TEST_EXECUTOR": "hash_lm"}, check=False
         )
     assert done.returncode == 2, done.stderr
     assert f"--kv-events {endpoint}: cannot listen there" in done.stderr

@@ -58,10 +58,10 @@ def tiny(families: Families) -> Iterator[Live]:
 )
 def test_row_51_an_adapter_is_refused_never_ignored(tiny: Live, route: str, request_body: dict[str, Any]) -> None:
     url = tiny.server.base + route
-    refused = httpx.post(url, json={**request_body, "lora_path": "x"}, timeout=10.0)
+    refused = httpx.post(url, json={**request_body, "lora_path": "x"}, timeout=60.0)
     assert (refused.status_code, refused.json()["error"]["param"]) == (501, "lora_path")
     if route != "/generate":
-        unknown = httpx.post(url, json={**request_body, "model": f"{SERVED}:x"}, timeout=10.0)
+        unknown = httpx.post(url, json={**request_body, "model": f"{SERVED}:x"}, timeout=60.0)
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     tiny.assert_exact()
 
@@ -79,7 +79,7 @@ def test_row_51_one_prompt_under_two_names_shares_no_kv(tiny: Live, name: str) -
 def test_row_54_an_image_is_refused_not_read_as_equal_placeholders(tiny: Live) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     request = {"messages": [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, image]}], "max_tokens": 4}
-    reply = httpx.post(f"{tiny.server.base}/v1/chat/completions", json=request, timeout=10.0)
+    reply = httpx.post(f"{tiny.server.base}/v1/chat/completions", json=request, timeout=60.0)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"].startswith("messages")
     tiny.assert_live()
@@ -128,7 +128,7 @@ def test_row_53_an_aborted_request_counts_what_it_hit(tiny: Live) -> None:
 def test_row_53_retraction_is_no_second_hit(tiny: Live) -> None:
     tiny.server.get("/flush_cache?timeout=5")
     before, retractions = counts(tiny), tiny.metrics()["rootlet_retractions_total"]
-    replies = tiny.ask(*[body(prompt(32, 99) + prompt(40 + i, 5300 + i), 200, stream=True) for i in range(12)])
+    replies = tiny.ask_together(*[body(prompt(32, 99) + prompt(40 + i, 5300 + i), 200, stream=True) for i in range(12)])
     assert tiny.metrics()["rootlet_retractions_total"] > retractions
     metas = [reply.one.meta for reply in replies]
     assert sum(meta["num_retractions"] for meta in metas) == tiny.metrics()["rootlet_retractions_total"] - retractions
@@ -179,7 +179,7 @@ def test_row_55_retracted_requests_return_to_their_cached_prefix(families: Famil
     requests = [body(prompt(lengths[i % len(lengths)], i % 5), 100, stream=i % 2 == 0, logprobs=1) for i in range(num)]
     expected = solo.of(requests)
     with live(model, *tiny_flags(page=page, chunk=page, running=16), "--depth", depth) as server:
-        replies = server.ask(*requests)
+        replies = server.ask_together(*requests)
         assert_equal_and_finite(replies, expected)
         assert all(len(reply.one.ids) == 100 for reply in replies)
         assert sum(reply.one.meta["num_retractions"] for reply in replies) == server.metrics()["rootlet_retractions_total"] > 0

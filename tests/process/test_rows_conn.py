@@ -20,14 +20,15 @@ import psutil
 import pytest
 
 from fixtures.chain_model import Chain, make_chain
-from fixtures.live_server import Live, live, tiny_flags, until
+from fixtures.granted import Granted, until
+from fixtures.live_server import Live, held, live, tiny_flags
 from fixtures.wire import HealthProbe, RawReader, assert_refused, connect, events_of, generation, joined, post, request_bytes, stream, whole
 
 pytestmark = pytest.mark.process
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
 LOOP = "我很好🧑‍🚀éไทย가 αβγδ Конец"
-KEEP_ALIVE_S = 3
+KEEP_ALIVE_S = 5
 STALL_S = 2
 
 
@@ -45,15 +46,7 @@ def narrow(chain: Chain) -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def wide(chain: Chain) -> Iterator[Live]:
-    flags = (
-        *tiny_flags(ctx=8192, pool=120_000, running=16),
-        "--keep-alive",
-        str(KEEP_ALIVE_S),
-        "--stall-timeout",
-        str(STALL_S),
-        "--max-queue",
-        "100",
-    )
+    flags = (*tiny_flags(ctx=8192, pool=120_000, running=16), "--max-queue", "100")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))  # what a login shell gives; the server has to raise it
     try:
@@ -62,6 +55,14 @@ def wide(chain: Chain) -> Iterator[Live]:
             yield made
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def impatient(chain: Chain) -> Iterator[Live]:
+    """Gives up soon. Only for tests of just that: whoever is held up by a busy machine meets the same."""
+    flags = (*tiny_flags(ctx=8192, pool=40_000, running=4), "--keep-alive", str(KEEP_ALIVE_S), "--stall-timeout", str(STALL_S))
+    with live(chain.folder, *flags, check=False) as made:
+        yield made
 
 
 # ---- 33: clients that leave ----------------------------------------------------------------------------------------------------------------------
@@ -84,20 +85,22 @@ LEAVERS: dict[str, dict[str, Any]] = {
 def test_row_33_who_leaves_frees_the_place(narrow: Live, chain: Chain, kind: str, how: str) -> None:
     base = narrow.server.base
     body = {"prompt": chain.play(0), "max_tokens": 4000 if kind != "prefill" else 100, "ignore_eos": True, **LEAVERS[kind]}
-    raws = [connect(base) for _ in range(4)]  # two run, two wait
-    for raw in raws:
-        raw.sendall(request_bytes(PLAIN, body))
-    until(lambda: narrow.metrics()["rootlet_running_requests"] >= 1, "a running request", 10.0)
+    with held(narrow.server) as inside:
+        raws = [connect(base) for _ in range(4)]  # two will run, two wait
+        for raw in raws:
+            raw.sendall(request_bytes(PLAIN, body))
+        inside(4 * 16 if kind == "batch" else 4)
+        steps = narrow.state()["steps"]
+    until(lambda: narrow.state()["steps"] > steps + 2, "a few steps", 60.0)
     if kind == "stream":
         assert raws[0].recv(1)
     lines = len(narrow.server.log.read_text().splitlines())
     for raw in raws:
         _leave(raw, how)
-    begun_s = time.monotonic()
-    with connect(base) as raw:
+    with Granted() as clock, connect(base) as raw:
         raw.sendall(request_bytes(PLAIN, generation(PLAIN, chain.play(0), max_tokens=4, stream=True)))
         raw.recv(1)
-        assert time.monotonic() - begun_s < 3.0
+        assert clock.now_s() < 3.0
     until(lambda: narrow.metrics()["rootlet_running_requests"] == 0, "idle", 3.0)
     narrow.assert_exact()
     assert len(narrow.server.log.read_text().splitlines()) - lines <= 1
@@ -106,17 +109,27 @@ def test_row_33_who_leaves_frees_the_place(narrow: Live, chain: Chain, kind: str
 # ---- 35: connections that wait -------------------------------------------------------------------------------------------------------------------
 
 
-def test_row_35_an_idle_connection_is_kept_and_then_closed_cleanly(wide: Live, chain: Chain) -> None:
+def test_row_35_an_idle_connection_is_kept(wide: Live, chain: Chain) -> None:
+    """By the default, which is above a minute: however long a busy machine stretches these waits."""
     body = generation(PLAIN, chain.play(0), max_tokens=2)
     with connect(wide.server.base) as raw:
         reader = RawReader(raw)
-        for wait_s in (0.0, 0.3, KEEP_ALIVE_S * 0.6):
+        for wait_s in (0.0, 0.3, 2.0):
             threading.Event().wait(wait_s)
             raw.sendall(request_bytes(PLAIN, body))
             assert reader.reply()[0] == 200
-        begun_s = time.monotonic()
+
+
+def test_row_35_an_idle_connection_is_closed_cleanly_after_its_time_and_not_before(impatient: Live, chain: Chain) -> None:
+    with connect(impatient.server.base) as raw, Granted() as clock:
+        reader = RawReader(raw)
+        sent_s = time.monotonic()  # the server's time begins later: with its reply
+        raw.sendall(request_bytes(PLAIN, generation(PLAIN, chain.play(0), max_tokens=2)))
+        assert reader.reply()[0] == 200
+        replied_s = clock.now_s()
         assert reader.at_end()  # a FIN, no reset
-        assert KEEP_ALIVE_S * 0.5 < time.monotonic() - begun_s < KEEP_ALIVE_S + 5.0
+        assert time.monotonic() - sent_s > 0.9 * KEEP_ALIVE_S
+        assert clock.now_s() - replied_s < KEEP_ALIVE_S + 5.0
 
 
 def test_row_35_pipelined_requests_and_http_1_0(wide: Live, chain: Chain) -> None:
@@ -149,7 +162,7 @@ def _pool(live_server: Live, chain: Chain, *, connections: int, rounds: int, lon
 
     async def one(waits_s: list[float]) -> None:
         limits = httpx.Limits(max_keepalive_connections=1, max_connections=1, keepalive_expiry=3600.0)
-        async with httpx.AsyncClient(base_url=live_server.server.base, limits=limits, timeout=60.0, verify=False) as client:
+        async with httpx.AsyncClient(base_url=live_server.server.base, limits=limits, timeout=240.0, verify=False) as client:
             for wait_s in waits_s:
                 assert (await client.post(PLAIN, json=body)).status_code == 200
                 await asyncio.sleep(wait_s)
@@ -161,7 +174,7 @@ def _pool(live_server: Live, chain: Chain, *, connections: int, rounds: int, lon
 
 
 def test_row_35_pooled_connections_with_random_waits(wide: Live, chain: Chain) -> None:
-    _pool(wide, chain, connections=30, rounds=4, longest_s=KEEP_ALIVE_S * 0.5)
+    _pool(wide, chain, connections=30, rounds=4, longest_s=1.5)
 
 
 @pytest.mark.slow
@@ -196,16 +209,16 @@ def _slow_readers(wide: Live, chain: Chain, *, readers: int, num_tokens: int, by
     body = generation(PLAIN, chain.play(0), max_tokens=num_tokens, ignore_eos=True)
     wanted = whole(base, PLAIN, body)["choices"][0]["text"]
     normal = generation(PLAIN, chain.play(0), max_tokens=200, ignore_eos=True)
-    begun_s = time.monotonic()
-    stream(base, PLAIN, normal)
-    alone_s = time.monotonic() - begun_s
+    with Granted() as clock:
+        stream(base, PLAIN, normal)
+        alone_s = clock.now_s()
     before = _memory(wide)
     with ThreadPoolExecutor(readers + 5) as pool:
         slow = [pool.submit(_read_slowly, base, body, bytes_a_read=bytes_a_read, wait_s=wait_s) for _ in range(readers)]
-        begun_s = time.monotonic()
-        beside = [pool.submit(stream, base, PLAIN, normal) for _ in range(5)]
-        texts = [joined(f.result()) for f in beside]
-        beside_s = time.monotonic() - begun_s
+        with Granted() as clock:
+            beside = [pool.submit(stream, base, PLAIN, normal) for _ in range(5)]
+            texts = [joined(f.result()) for f in beside]
+            beside_s = clock.now_s()
         grown = _memory(wide) - before
         assert all(f.result() == wanted for f in slow)
     assert texts == [wanted[: len(texts[0])]] * 5
@@ -228,23 +241,27 @@ def test_row_36_at_full_size(narrow: Live, chain: Chain) -> None:
     _slow_readers(narrow, chain, readers=20, num_tokens=2000, bytes_a_read=200, wait_s=0.05)
 
 
-def test_row_36_a_reader_that_takes_nothing_is_cut_after_the_documented_time(wide: Live, chain: Chain) -> None:
+def test_row_36_a_reader_that_takes_nothing_is_cut_after_the_documented_time(impatient: Live, chain: Chain) -> None:
     """The kernel's buffers take megabytes before the server feels it, so the events are fat."""
-    base, before = wide.server.base, _memory(wide)
+    base, before = impatient.server.base, _memory(impatient)
     body = generation(PLAIN, chain.play(0), max_tokens=8000, ignore_eos=True, logprobs=20, stream=True)
-    sockets = _connections(wide)
+    sockets, ended = _connections(impatient), _ended(impatient)
     with connect(base, receive_bytes=4096) as raw:
         raw.sendall(request_bytes(PLAIN, body))
-        until(lambda: wide.metrics()["rootlet_requests_in_flight"] == 1, "the request", 10.0)
-        until(lambda: wide.metrics()["rootlet_requests_in_flight"] == 0, "the end of the request", 40.0)
-        until(lambda: _connections(wide) <= sockets, "the end of its connection", 10.0)
+        until(lambda: _ended(impatient) > ended and impatient.metrics()["rootlet_requests_in_flight"] == 0, "the end of the request", 40.0)
+        until(lambda: _connections(impatient) <= sockets, "the end of its connection", 10.0)
         content = b""
         with contextlib.suppress(ConnectionError):
             while part := raw.recv(1 << 20):
                 content += part
         assert b"[DONE]" not in content
-    assert _memory(wide) - before < 96 << 20
-    wide.assert_live()
+    assert _memory(impatient) - before < 96 << 20
+    impatient.assert_live()
+
+
+def _ended(server: Live) -> float:
+    """Requests so far whose generation is over: aborted, or at its length, when all the rest was waiting to be sent in one piece."""
+    return sum(value for name, value in server.metrics().items() if name.startswith("rootlet_requests_total"))
 
 
 def _connections(server: Live) -> int:
@@ -262,7 +279,7 @@ BODIES: dict[str, bytes] = {
 
 def _post_routes(base: str) -> list[str]:
     """Those that need a body; the others (flush, continue) take none."""
-    paths = httpx.get(base + "/openapi.json", verify=False).json()["paths"]
+    paths = httpx.get(base + "/openapi.json", timeout=60.0, verify=False).json()["paths"]
     return [path for path, methods in paths.items() if methods.get("post", {}).get("requestBody", {}).get("required")]
 
 
@@ -279,13 +296,13 @@ def test_row_37_every_post_route_refuses_every_bad_body(wide: Live) -> None:
         assert_refused(zipped, status=(415,))
         for method in ("GET", "PUT", "DELETE"):
             if not (path == "/generate" and method == "PUT"):
-                refused = httpx.request(method, base + path, verify=False)
+                refused = httpx.request(method, base + path, timeout=60.0, verify=False)
                 assert_refused(refused, status=(405,))
                 assert "POST" in refused.headers["allow"]
     assert_refused(post(base, "/v1/nothing", b"{}"), status=(404,))
     for wanted in ({"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}, {}, {"type": "nothing"}):
         assert_refused(post(base, CHAT, generation(CHAT, "a", response_format=wanted)))
-    assert httpx.post(base + PLAIN, content=b'{"prompt":"x","max_tokens":1}', verify=False).status_code == 200  # no content type at all
+    assert httpx.post(base + PLAIN, content=b'{"prompt":"x","max_tokens":1}', timeout=60.0, verify=False).status_code == 200  # no content type at all
     wide.assert_live()
 
 
@@ -336,7 +353,7 @@ def _crowd(wide: Live, chain: Chain, *, idle: int, at_once: int) -> None:
             return reply.status_code
 
         async def run(first: int, count: int) -> list[int]:
-            async with httpx.AsyncClient(base_url=base, limits=httpx.Limits(max_connections=None), timeout=120.0, verify=False) as client:
+            async with httpx.AsyncClient(base_url=base, limits=httpx.Limits(max_connections=None), timeout=240.0, verify=False) as client:
                 return list(await asyncio.gather(*(one(client, first + k) for k in range(count))))
 
         short = asyncio.run(run(1, at_once))

@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fixtures.live_server import IDLE_S, Live, body, live, prompt, tiny_flags, tiny_llama, until
+from fixtures.granted import until
+from fixtures.live_server import IDLE_S, Live, body, live, prompt, tiny_flags, tiny_llama
 
 pytestmark = pytest.mark.process
 
@@ -24,14 +25,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("leak"))
 
 
-def burst(num: int, seed: int) -> Iterator[tuple[dict[str, Any], float | None]]:
-    """Requests with shared prefixes, and when their client leaves: 40 % do, some in the queue, some in prefill, some while decoding."""
+def burst(num: int, seed: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Requests with shared prefixes, and when their client leaves: 40 % do, some in the queue, some in prefill, some while decoding.
+
+    A sixth of all leave after an event of their stream, however quick the machine is.
+    """
     rng = random.Random(seed)
     for i in range(num):
         shared = prompt(rng.choice((16, 33, 100)), rng.randrange(3))
         extra: dict[str, Any] = {"n": 2} if i % 7 == 0 else {"logprobs": 1} if i % 5 == 0 else {"stop": "e"} if i % 11 == 0 else {}
         request = body(shared + prompt(rng.randrange(1, 150), 5000 + i), rng.randrange(1, 90), stream=rng.random() < 0.6, **extra)
-        yield request, rng.uniform(0.0, 0.6) if rng.random() < 0.4 else None
+        leaves_s = rng.uniform(0.0, 0.6) if rng.random() < 0.4 else None
+        if i % 6 == 2:
+            yield {**request, "stream": True, "incremental": True}, {"leave_after_events": 1}
+        else:
+            yield request, {"leave_after_s": leaves_s}
 
 
 async def send(server: Live, num: int, seed: int, at_once: int) -> int:
@@ -40,14 +48,12 @@ async def send(server: Live, num: int, seed: int, at_once: int) -> int:
     left = 0
     async with server.session() as session:
 
-        async def one(request: dict[str, Any], leave_after_s: float | None) -> None:
+        async def one(request: dict[str, Any], leave: dict[str, Any]) -> None:
             nonlocal left
             async with gate:
-                reply = await server.generate(session, request, leave_after_s=leave_after_s)
-            if leave_after_s is None:
-                assert (reply.status, reply.error) == (200, None)
-            elif reply.end_s >= leave_after_s:
-                left += 1
+                reply = await server.generate(session, request, **leave)
+            left += reply.left
+            assert reply.left or (reply.status, reply.error) == (200, None)
 
         await asyncio.gather(*(one(*item) for item in burst(num, seed)))
     return left

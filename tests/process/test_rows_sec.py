@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from fixtures.granted import Granted
 from fixtures.live_server import tiny_flags, tiny_llama
 from fixtures.wire import RawReader, assert_refused, connect, generation, request_bytes
 from rootlet.bench.server_process import ServerProcess, running_server
@@ -53,12 +54,18 @@ def server(tmp_path_factory: pytest.TempPathFactory, private: Path) -> Iterator[
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[httpx.Client]:
     """With the key; afterwards the server is alive."""
-    with httpx.Client(base_url=server.base, headers={"authorization": f"Bearer {KEY}"}, timeout=30.0, verify=False) as made:
+    with httpx.Client(base_url=server.base, headers={"authorization": f"Bearer {KEY}"}, timeout=60.0, verify=False) as made:
         yield made
-        begun_s = time.monotonic()
-        assert made.get("/health").status_code == 200
-        assert time.monotonic() - begun_s < 1.0
+        with Granted() as clock:
+            assert made.get("/health").status_code == 200
+            assert clock.now_s() < 1.0
         assert made.post(PLAIN, json={"prompt": "a", "max_tokens": 8}).status_code == 200
+
+
+@pytest.fixture
+def clock() -> Iterator[Granted]:
+    with Granted() as made:
+        yield made
 
 
 def _routes(client: httpx.Client) -> list[tuple[str, str]]:
@@ -79,16 +86,16 @@ def test_row_91_every_route_but_liveness_needs_the_key(server: ServerProcess, cl
                 {"authorization": f"Basic {KEY}"},
                 {"x-api-key": KEY[:-1]},
             ):
-                reply = httpx.request(method, server.base + spelling, headers=headers, json={}, verify=False)
+                reply = httpx.request(method, server.base + spelling, headers=headers, json={}, timeout=60.0, verify=False)
                 if path in open_routes:
                     assert reply.status_code != 401 or spelling.startswith("//")
                 else:
                     assert_refused(reply, status=(401,))
                     assert reply.headers["www-authenticate"] == "Bearer"
     for method in ("HEAD", "OPTIONS", "PATCH", "TRACE"):
-        assert httpx.request(method, server.base + PLAIN, verify=False).status_code == 401
+        assert httpx.request(method, server.base + PLAIN, timeout=60.0, verify=False).status_code == 401
     for headers in ({"authorization": f"bearer {KEY}"}, {"x-api-key": KEY}, {"api-key": KEY}):
-        assert httpx.get(server.base + "/v1/models", headers=headers, verify=False).status_code == 200
+        assert httpx.get(server.base + "/v1/models", headers=headers, timeout=60.0, verify=False).status_code == 200
 
 
 def test_row_91_an_upgrade_is_no_way_around(server: ServerProcess) -> None:
@@ -168,10 +175,10 @@ def test_row_92_garbage_on_the_internal_sockets_runs_nothing(server: ServerProce
 BOMB = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a * b }}{% endfor %}{% endfor %}"
 
 
-def test_row_94_a_request_brings_no_template(client: httpx.Client) -> None:
+def test_row_94_a_request_brings_no_template(client: httpx.Client, clock: Granted) -> None:
     for path in (CHAT, "/tokenize"):
         base = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-        begun_s = time.monotonic()
+        begun_s = clock.now_s()
         assert_refused(client.post(path, json={**base, "chat_template": BOMB}), status=(400, 501))
         for name in (
             "chat_template",
@@ -189,7 +196,7 @@ def test_row_94_a_request_brings_no_template(client: httpx.Client) -> None:
         for name in ("__class__", "a.b", "a b", ""):
             assert_refused(client.post(path, json={**base, "chat_template_kwargs": {name: 1}}))
         assert client.post(path, json={**base, "chat_template_kwargs": {"enable_thinking": False}}).status_code == 200
-        assert time.monotonic() - begun_s < 5.0
+        assert clock.now_s() - begun_s < 5.0
 
 
 @pytest.fixture
@@ -214,7 +221,7 @@ def listener() -> Iterator[tuple[int, list[str]]]:
         thread.join()
 
 
-def test_row_95_no_address_in_a_request_is_ever_fetched(client: httpx.Client, listener: tuple[int, list[str]]) -> None:
+def test_row_95_no_address_in_a_request_is_ever_fetched(client: httpx.Client, listener: tuple[int, list[str]], clock: Granted) -> None:
     port, calls = listener
     hosts = [f"http://127.0.0.1:{port}/a", f"http://2130706433:{port}/b", f"http://[::1]:{port}/c", f"http://localhost:{port}/d"]
     urls = [*hosts, "http://169.254.169.254/latest", "file:///etc/passwd", "/etc/passwd", "data:image/png;base64," + "A" * 1_000_000]
@@ -224,11 +231,11 @@ def test_row_95_no_address_in_a_request_is_ever_fetched(client: httpx.Client, li
             {"type": "image_url", "image_url": url},
             {"type": "input_image", "image_url": url},
         ):
-            begun_s = time.monotonic()
+            begun_s = clock.now_s()
             reply = client.post(CHAT, json={"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}], "max_tokens": 1})
             error = assert_refused(reply, status=(400, 501))
             assert "root:" not in error["message"]
-            assert time.monotonic() - begun_s < 5.0
+            assert clock.now_s() - begun_s < 5.0
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": f"http://127.0.0.1:{port}/schema"}}}
     assert_refused(client.post(CHAT, json=generation(CHAT, "a", response_format=schema)), status=(400, 501))
     assert_refused(client.post(CHAT, json=generation(CHAT, "a", lora_path=f"http://127.0.0.1:{port}/lora")), status=(400, 501))

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from fixtures.live_server import Live, body, prompt, until
+from fixtures.live_server import Live, body, held, prompt
 from rootlet.bench.server_process import running_server
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -24,17 +24,19 @@ def ids(length: int, seed: int) -> list[int]:
 
 
 async def two_in_a_row(live: Live) -> None:
-    """The second comes while the first holds the only row."""
+    """The second waits behind the first for the only row; both are inside before anything is launched."""
     async with live.session() as session:
-        first = asyncio.create_task(live.generate(session, {**body(ids(30, 1), 60), "rid": "first"}))
-        await asyncio.to_thread(until, lambda: live.metrics()["rootlet_running_requests"] == 1, "the first runs", 30.0)
-        await live.generate(session, {**body(ids(150, 2), 40), "rid": "second"})
-        await first
+        with held(live.server) as inside:
+            asked = []
+            for number, item in enumerate(({**body(ids(30, 1), 60), "rid": "first"}, {**body(ids(150, 2), 40), "rid": "second"}), 1):
+                asked.append(asyncio.create_task(live.generate(session, item)))
+                await asyncio.to_thread(inside, number)
+        await asyncio.gather(*asked)
 
 
 def trace(url: str, rid: str) -> str:
     command = [sys.executable, "-m", "rootlet.cli.main", "trace", rid, "--url", url]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
 def test_a_life_with_every_turn_is_told_in_words() -> None:
@@ -49,8 +51,9 @@ def test_a_life_with_every_turn_is_told_in_words() -> None:
     story = [re.sub(r"^[\d.]+ +", "", re.sub(r"^[\d.]+ +(?=\d+ )", "", line)) for line in lines[2:]]
     assert story[0] == "queued"
     waits = [line for line in story if line.startswith("waited")]
-    assert waits
-    assert all("rows: needs 1, has 0; --max-running is 1" in line or "decode steps" in line for line in waits)
+    assert "rows: needs 1, has 0; --max-running is 1" in waits[1]
+    assert "paused: nothing is launched until the server is told to continue" in waits[0]
+    assert all("rows: needs 1, has 0; --max-running is 1" in line or "decode steps" in line for line in waits[1:])
     chunks = [line for line in story if line.startswith("chunk")]
     assert [re.sub(r", in step \d+", "", line) for line in chunks[:3]] == [
         "chunk 1: tokens 0..63 of 150",

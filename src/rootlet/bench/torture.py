@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,15 @@ POOL = 512
 NUM_STORM, NUM_LEAVERS = 64, 200
 IDLE_S = 5.0
 DEATH_S = 2.0
-FLAGS = (
-    "--ctx-len", "2048", "--max-total-tokens", str(POOL), "--page-size", "16", "--chunked-prefill", "64", "--max-running", "16",
-    "--detokenizer", "process",
-)  # fmt: skip
+CTX_LEN = 2048
+
+
+def _flags(ctx_len: int, pool: int) -> tuple[str, ...]:
+    sizes = ("--ctx-len", str(ctx_len), "--max-total-tokens", str(pool), "--page-size", "16", "--chunked-prefill", "64", "--max-running", "16")
+    return (*sizes, "--detokenizer", "process")
+
+
+FLAGS = _flags(CTX_LEN, POOL)
 _STARTED = re.compile(r"started role=(\w+) pid=(\d+)")
 
 
@@ -50,7 +55,7 @@ class Line:
 
 @dataclass(slots=True)
 class Ending:
-    """How a request ended for its client: `end_s` is a moment of the monotonic clock; `error` the error object or the broken connection."""
+    """How a request ended for its client: `end_s` is a moment of the clock that was given; `error` the error object or the broken connection."""
 
     status: int = 0
     num_tokens: int = 0
@@ -70,7 +75,9 @@ def request(rng: random.Random, prompt_len: int, max_tokens: int, *, stream: boo
     }
 
 
-async def complete(session: aiohttp.ClientSession, body: dict[str, Any], leave_after_s: float | None = None) -> Ending:
+async def complete(
+    session: aiohttp.ClientSession, body: dict[str, Any], leave_after_s: float | None = None, now_s: Callable[[], float] = time.monotonic
+) -> Ending:
     """One completion to its end, or until its client leaves."""
     ending = Ending()
     try:
@@ -85,7 +92,7 @@ async def complete(session: aiohttp.ClientSession, body: dict[str, Any], leave_a
         ending.finish = "left"
     except aiohttp.ClientError as error:
         ending.error = repr(error)
-    ending.end_s = time.monotonic()
+    ending.end_s = now_s()
     return ending
 
 
@@ -200,27 +207,40 @@ def _health(server: ServerProcess) -> int:
     return 200
 
 
-async def _until_killed(server: ServerProcess, pid: int, rng: random.Random) -> tuple[float, list[Ending]]:
+async def _until_killed(
+    server: ServerProcess, pid: int, rng: random.Random, num_tokens: int, now_s: Callable[[], float]
+) -> tuple[float, list[Ending]]:
     """Open requests, one of them unstreamed; the kill when the first has its text. Returns the moment of the kill and how all ended."""
     async with _session(server) as session:
-        bodies = [request(rng, 20, 450, stream=i > 0) for i in range(8)]
-        tasks = [asyncio.ensure_future(complete(session, body)) for body in bodies]
-        async with session.post("/v1/completions", json=request(rng, 20, 450)) as witness:
+        bodies = [request(rng, 20, num_tokens, stream=i > 0) for i in range(8)]
+        async with session.post("/pause_generation", json={"mode": "in_place"}):
+            tasks = [asyncio.ensure_future(complete(session, body, now_s=now_s)) for body in bodies]
+            while int(str((await asyncio.to_thread(server.state))["num_open_requests"])) < len(tasks):
+                continue  # nothing is launched, so those inside wait for the others
+        async with session.post("/continue_generation"):
+            pass
+        async with session.post("/v1/completions", json=request(rng, 20, num_tokens)) as witness:
             await witness.content.readline()
+            killed_s = now_s()
             os.kill(pid, signal.SIGKILL)
-            killed_s = time.monotonic()
             with contextlib.suppress(aiohttp.ClientError):
                 await witness.read()
         return killed_s, list(await asyncio.gather(*tasks))
 
 
-def kill(role: str, model: Sequence[str], rng: random.Random) -> Iterator[Line]:
-    """SIGKILL one child of a server under load: every open request is told, the server ends with code 1 and leaves nothing behind."""
-    with tempfile.TemporaryDirectory(prefix="rootlet-torture-") as folder, running_server(*model, *FLAGS, env=_environment(folder)) as server:
+def kill(
+    role: str, model: Sequence[str], rng: random.Random, *, num_tokens: int = 450, now_s: Callable[[], float] = time.monotonic
+) -> Iterator[Line]:
+    """SIGKILL one child of a server under load: every open request is told, the server ends with code 1 and leaves nothing behind.
+
+    `num_tokens` of each request: so many that none is over before the kill. The limits hold in seconds of `now_s`.
+    """
+    flags = _flags(max(CTX_LEN, num_tokens + 100), max(POOL, 4 * num_tokens))
+    with tempfile.TemporaryDirectory(prefix="rootlet-torture-") as folder, running_server(*model, *flags, env=_environment(folder)) as server:
         pids = {name: int(pid) for name, pid in _STARTED.findall(server.log.read_text())}
-        killed_s, endings = asyncio.run(_until_killed(server, pids[role], rng))
-        code = server.process.wait(timeout=30.0)
-        exit_s = time.monotonic() - killed_s
+        killed_s, endings = asyncio.run(_until_killed(server, pids[role], rng, num_tokens, now_s))
+        code = server.process.wait(timeout=120.0)
+        exit_s = now_s() - killed_s
         slowest_s = max(e.end_s for e in endings) - killed_s
         told = sum(bool(e.error) for e in endings)
         codes = ", ".join(sorted({e.error.partition(":")[0] for e in endings if e.error}))

@@ -1,7 +1,8 @@
 """Child processes: started, watched, ended. Notices a death within a tenth of a second and a scheduler that stands still within `stuck_after_s`.
 
 Standing still = no `HealthTick` (they come from the scheduler's own loop, once a second) AND no processor time used, for `stuck_after_s`. So a
-long prefill, which sends no tick but works, is left alone up to `HARD_LIMIT_S`; a stopped or deadlocked process is not.
+long prefill, which sends no tick but works, is left alone up to `HARD_LIMIT_S`; a stopped or deadlocked process is not. Time in which the server
+itself did not run (a machine that slept, Ctrl-Z and `fg`) is nobody's silence.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ STUCK_AFTER_S = 20.0
 HARD_LIMIT_S = 600.0
 _WORKING_CPU_S = 0.02  # processor seconds between two looks that count as work
 _LOOK_EVERY_S = 0.5
+_ASK_WITHIN_S = 2.0  # whoever asks does so ten times a second; more than this between two times, and we did not run either
 
 _log = logger("supervisor")
 
@@ -33,7 +35,7 @@ class Watchdog:
         self._clock = clock
         self._cpu_s = cpu_s
         self._stuck_after_s = stuck_after_s
-        self._looked_s = self._worked_s = self._ticked_s = clock.now()
+        self._asked_s = self._looked_s = self._worked_s = self._ticked_s = clock.now()
         self._last_cpu_s = cpu_s() or 0.0
 
     def tick(self) -> None:
@@ -42,6 +44,9 @@ class Watchdog:
     def stuck(self) -> str | None:
         """Why the process counts as stuck, or None. Cheap: looks at the process twice a second at most."""
         now_s = self._clock.now()
+        lost_s, self._asked_s = now_s - self._asked_s, now_s
+        if lost_s > _ASK_WITHIN_S:
+            self._ticked_s, self._worked_s = min(self._ticked_s + lost_s, now_s), min(self._worked_s + lost_s, now_s)
         if now_s - self._looked_s >= _LOOK_EVERY_S:
             self._looked_s = now_s
             cpu_s = self._cpu_s() or 0.0

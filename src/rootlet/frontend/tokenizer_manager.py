@@ -91,7 +91,7 @@ class TokenizerManager:
         self._detokenizer: DetokenizerManager | None = None
         self._table = ReqTable(self._clock, ids or RandomIds())
         self._calls = PendingCalls(ids or RandomIds())
-        self.control = EngineControl(send, self._calls, self._check_open)
+        self.control = EngineControl(send, self._calls, partial(self._check_open, new=False))
         self._death = "the engine is not running"
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
 
@@ -146,10 +146,11 @@ class TokenizerManager:
         alive, why = self._liveness() if self._liveness else (age_s <= STALE_TICK_S, f"no sign of life from the scheduler for {age_s:.0f} s")
         return (True, self.status) if alive else (False, why)
 
-    def _check_open(self) -> SchedulerReady:
+    def _check_open(self, *, new: bool = True) -> SchedulerReady:
+        """`new`: for a new request. What operators ask goes on while the server drains: what was paused can only finish once it is told to go on."""
         if self.status == "dead":
             raise Unavailable(self._death, code="engine_dead")
-        if self.status == "draining":
+        if self.status == "draining" and new:
             raise Unavailable("the server is shutting down", code="shutting_down", retry_after_s=5.0)
         if self.status == "loading" or self.ready_info is None:
             phase = f" ({self.progress.phase})" if self.progress else ""
@@ -267,16 +268,14 @@ class TokenizerManager:
 
     async def flush_cache(self, timeout_s: float) -> FlushCacheReqOutput:
         """Forget every cached prefix once idle, within `timeout_s`. Raises `Unavailable`."""
-        if self.status != "draining":
-            self._check_open()
+        self._check_open(new=False)
         answer = await self._calls.call(lambda req_id: self._send(FlushCacheReq(req_id, timeout_s)), timeout_s + CALL_GRACE_S)
         assert isinstance(answer, FlushCacheReqOutput)
         return answer
 
     async def get_state(self, what: str, **args: Any) -> dict[str, Any]:
         """The scheduler's view: "info", "state" or "metrics". Raises `Unavailable`."""
-        if self.status != "draining":
-            self._check_open()
+        self._check_open(new=False)
         answer = await self._calls.call(lambda req_id: self._send(GetStateReq(req_id, what, args)), CALL_GRACE_S)
         assert isinstance(answer, GetStateReqOutput)
         return answer.state

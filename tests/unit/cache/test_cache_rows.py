@@ -5,6 +5,7 @@ Rows about KV events, HTTP, windows, states, host tiers and speculation belong t
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -229,22 +230,32 @@ def test_row_17_equal_instances_evict_equal_pages() -> None:
 
 
 def test_row_18_a_victim_costs_the_same_with_50k_leaves() -> None:
-    count = 50_000
+    """Beside 500 leaves, in the same moments: the best of each, so that neither the machine nor what disturbs it matters."""
+    rounds, counts = 200, (500, 50_000)
+    few, many = (_leaves(count) for count in counts)
+    best_s = [math.inf, math.inf]
+    for _ in range(rounds):
+        for i, bench in enumerate((few, many)):
+            best_s[i] = min(best_s[i], _seconds(lambda bench=bench: evict(bench, 1)))
+    assert best_s[1] < 10 * best_s[0]  # looking at each leaf would take a hundred times as long
+    for bench in (few, many):
+        assert bench.probe([rounds - 1]) == 0
+        assert bench.probe([rounds]) == 1
+
+
+def _leaves(count: int) -> CacheBench:
     bench = CacheBench(page_size=1, num_pages=count)
     core, pages = bench.cache.core, bench.cache.allocator.alloc(count)
     for token in range(count):
         core.insert(key([token]), pages[token : token + 1], protected=core.root, inserted_len=0, priority=0)
-    rounds = 200
-    best = min(_seconds(lambda: evict(bench, 1)) for _ in range(rounds))
-    assert best < 50e-6
-    assert bench.probe([rounds - 1]) == 0
-    assert bench.probe([rounds]) == 1
+    return bench
 
 
 def _seconds(work: object) -> float:
-    begin = time.perf_counter()
+    """Of the processor: what others do on the machine does not count."""
+    begin_s = time.thread_time()
     work()  # type: ignore[operator]
-    return time.perf_counter() - begin
+    return time.thread_time() - begin_s
 
 
 # ---- namespaces ------------------------------------------------------------------------------------------------------------------------------

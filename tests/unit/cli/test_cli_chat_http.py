@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from fixtures.ports import port_of, reserved_port
 from rootlet.cli.chat_http import answers_of, chat_route
 from rootlet.core.errors import InvalidValue, Unavailable
 
@@ -70,5 +72,7 @@ def test_other_answers_are_told_as_they_are(address: str, name: str, said: str) 
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(Unavailable, match=r"no answer from http://127\.0\.0\.1:1/v1/.*rootlet serve"):
-        list(answers_of("127.0.0.1:1", None, {})([]))
+    with reserved_port() as silent:
+        url = f"127.0.0.1:{port_of(silent)}"
+        with pytest.raises(Unavailable, match=rf"no answer from http://{re.escape(url)}/v1/.*rootlet serve"):
+            list(answers_of(url, None, {})([]))

@@ -11,9 +11,11 @@ import time
 
 import pytest
 
+from fixtures.granted import Granted
+
 pytestmark = pytest.mark.process
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0  # so that nothing hangs; no promise
 FOUR_SAMPLED = rb"[\s\S]{4}"  # HashLM samples any character, newlines too
 
 
@@ -76,11 +78,11 @@ def test_ctrl_c_ends_run_with_130_and_no_traceback() -> None:
 def test_ctrl_c_ends_an_idle_server_soon_and_with_0() -> None:
     with Command("serve", "--port", "0") as serve:
         serve.read_until(rb"ready on")
-        begun_s = time.monotonic()
-        serve.process.send_signal(signal.SIGINT)
-        code, _ = serve.end()
-        assert code == 0
-        assert time.monotonic() - begun_s < 2.0 * max(1.0, os.getloadavg()[0])
+        with Granted() as clock:
+            serve.process.send_signal(signal.SIGINT)
+            code, _ = serve.end()
+            assert code == 0
+            assert clock.now_s() < 2.0
 
 
 def test_ctrl_c_while_the_command_line_is_imported_says_nothing_and_gives_130() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import zmq
 
 from fixtures.cache_bench import hash_path
+from fixtures.granted import until
 from fixtures.kv_subscriber import cached_paths, close, subscriber
 from fixtures.script import Script, generate, prompt_of
 from rootlet.cache.events import BlockRemoved, BlockStored, EventBatch
@@ -24,7 +26,7 @@ from rootlet.ipc.kv_event_channel import END, Kept, KVEventPublisher
 from rootlet.ipc.messages import FlushCacheReq
 
 PAGE = 4
-WAIT_MS = 5000
+WAIT_MS = 60_000  # so that nothing hangs
 
 
 class Held(KVEventPublisher):
@@ -57,13 +59,16 @@ def connect() -> Iterator[Callable[[CacheArgs], Any]]:
 
 def joined(connect: Callable[[CacheArgs], Any], args: CacheArgs, play: Script) -> Any:
     """A subscriber to whom everything comes from now on: a subscription takes a moment to arrive."""
-    blocks = connect(args)
-    for i in range(200):
+    blocks, numbers = connect(args), itertools.count()
+
+    def heard() -> bool:
+        i = next(numbers)
         play.run(generate(f"join{i}", prompt_of(PAGE + 1, i % 9), cache_salt=f"join{i}"))
-        if blocks.read(20):
-            hear(blocks, last_of(play))
-            return blocks
-    raise AssertionError("the subscriber hears nothing")
+        return bool(blocks.read(20))
+
+    until(heard, "the subscriber hears", 60.0)
+    hear(blocks, last_of(play))
+    return blocks
 
 
 def hear(blocks: Any, last: int) -> None:
@@ -143,15 +148,17 @@ def test_a_restart_is_noticed(args: CacheArgs, connect: Callable[[CacheArgs], An
         blocks = connect(args)
         assert set(blocks.parents) == in_cache(play)
     with kv_event_sink(args) as sink:
-        again = Script(kv_events=sink)
+        again, numbers = Script(kv_events=sink), itertools.count()
         again.run(generate("a", prompt_of(9, 2)))
-        for i in range(200):  # until the subscriber is connected again, and hears something
+
+        def caught_up() -> bool:
+            i = next(numbers)
             again.run(generate(f"x{i}", prompt_of(9, i)))
             while blocks.read(50):
                 continue
-            if set(blocks.parents) == in_cache(again):
-                return
-    raise AssertionError("the subscriber still believes in the blocks of the first server")
+            return set(blocks.parents) == in_cache(again)
+
+        until(caught_up, "the subscriber, once connected again, forgets the blocks of the first server", 60.0)
 
 
 def test_batches_beyond_the_waiting_room_are_dropped_counted_and_missing(args: CacheArgs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from fixtures.ports import port_of, reserved_port
 from rootlet.core.errors import BadConfig
 from rootlet.engine.listen import listen, raise_file_limit, url_of
 
@@ -16,7 +17,7 @@ def test_port_zero_picks_a_free_one_and_says_which() -> None:
         port = sock.getsockname()[1]
         assert port > 0
         assert url_of(sock, "127.0.0.1") == f"http://127.0.0.1:{port}"
-        with socket.create_connection(("127.0.0.1", port), 2.0):
+        with socket.create_connection(("127.0.0.1", port), 60.0):
             pass
 
 
@@ -28,15 +29,15 @@ def test_row_88_a_busy_port_is_refused_with_its_name() -> None:
 
 
 def test_row_88_time_wait_is_no_hindrance() -> None:
-    sock = listen("127.0.0.1", 0)
-    port = sock.getsockname()[1]
-    client = socket.create_connection(("127.0.0.1", port), 2.0)
-    sock.setblocking(True)
-    served, _ = sock.accept()
-    served.close()  # the server closes first: its side goes to TIME_WAIT
-    client.close()
-    sock.close()
-    listen("127.0.0.1", port).close()
+    with reserved_port() as ours:
+        sock = listen("127.0.0.1", port_of(ours))
+        client = socket.create_connection(("127.0.0.1", port_of(ours)), 60.0)
+        sock.setblocking(True)
+        served, _ = sock.accept()
+        served.close()  # the server closes first: its side goes to TIME_WAIT
+        client.close()
+        sock.close()
+        listen("127.0.0.1", port_of(ours)).close()
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "a" * 300, ""])

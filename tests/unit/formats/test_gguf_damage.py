@@ -28,7 +28,7 @@ def faults(folder: Path, files: list[bytes], *, timeout_s: float) -> dict[str, s
 
 def test_damaged_headers_are_refused_in_words(raw: bytes, tmp_path: Path) -> None:
     files = list(damaged(raw, seed=0, random_count=40))
-    assert faults(tmp_path, files[::24], timeout_s=60.0) == {}
+    assert faults(tmp_path, files[::24], timeout_s=240.0) == {}
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -37,7 +37,7 @@ def test_an_absurd_context_takes_no_memory(raw: bytes, tmp_path: Path, at: int) 
     keys = (b"llama.context_length", b"llama.rope.dimension_count")
     start = raw.index(keys[at]) + len(keys[at]) + 4
     changed = [raw[:start] + value.to_bytes(4, "little") + raw[start + 4 :] for value in (0, 2**31 - 1, 2**32 - 1)]
-    assert faults(tmp_path, changed, timeout_s=60.0) == {}
+    assert faults(tmp_path, changed, timeout_s=240.0) == {}
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def faults(model: Path, base: Path, cases: list[tuple[str, bytes]], *, timeout_s
 
 def test_damaged_folders_are_refused_in_words(model: Path, tmp_path: Path) -> None:
     weights = list(damaged_weights((model / WEIGHTS).read_bytes()))
-    assert faults(model, tmp_path, [*list(damaged_json(model))[::61], *weights[::7]], timeout_s=60.0) == {}
+    assert faults(model, tmp_path, [*list(damaged_json(model))[::61], *weights[::7]], timeout_s=240.0) == {}
 
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.json")
@@ -140,7 +140,7 @@ def test_a_lone_surrogate_anywhere_is_refused_with_its_place(model: Path, tmp_pa
         content = json.loads((model / file).read_text()) if (model / file).exists() else {"chat_template": "x"}
         cases += [(file, json.dumps(changed).encode()) for changed in with_text(content, HALF)]
     assert len(cases) > 40
-    found = outcomes(model, tmp_path, cases, timeout_s=120.0)
+    found = outcomes(model, tmp_path, cases, timeout_s=240.0)
     assert len(found) == len(cases)
     assert not [case for case, outcome in found.items() if not re.search(rf"refused.*{case.split()[0]}: .* holds a lone surrogate", outcome)], found
 
@@ -150,7 +150,7 @@ def test_whole_pairs_stay_and_a_template_file_that_is_not_utf8_is_refused(model:
     content = json.dumps({"chat_template": "{{ messages[0].content }}\U0001f680 \\ud83d", "bos_token": "\U0001f680"})
     assert "\\ud83d\\ude80" in content
     cases = [("tokenizer_config.json", content.encode()), ("chat_template.jinja", b"{{ messages }}\xed\xa0\x80")]
-    whole, broken = outcomes(model, tmp_path, cases, timeout_s=60.0).values()
+    whole, broken = outcomes(model, tmp_path, cases, timeout_s=240.0).values()
     assert whole == "loaded"
     assert re.match(r"refused.*chat_template\.jinja: cannot be read", broken)
 

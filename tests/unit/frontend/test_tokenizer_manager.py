@@ -29,6 +29,7 @@ from rootlet.ipc.messages import (
     GetStateReq,
     GetStateReqOutput,
     HealthTick,
+    PauseReq,
     SchedulerError,
     SchedulerReady,
     StopReq,
@@ -49,7 +50,7 @@ class HeldTokens(ByteTokens):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         self.entered.set()
-        self.release.wait(5.0)
+        self.release.wait(60.0)
         return [1]
 
 
@@ -288,7 +289,7 @@ async def test_row_33_a_client_that_leaves_before_dispatch_costs_nothing() -> No
     slow = HeldTokens()
     front = Front(tokens=slow)
     reader = front.reads(_req("x" * (INLINE_CHARS + 1)))
-    await asyncio.to_thread(slow.entered.wait, 5.0)
+    await asyncio.to_thread(slow.entered.wait, 60.0)
     reader.task.cancel()
     await settle()
     slow.release.set()
@@ -300,11 +301,11 @@ async def test_row_89_the_loop_stays_free_while_a_long_text_is_tokenized() -> No
     slow = HeldTokens()
     front = Front(tokens=slow)
     reader = front.reads(_req("x" * (INLINE_CHARS + 1), rid="r"))
-    await asyncio.to_thread(slow.entered.wait, 5.0)
+    await asyncio.to_thread(slow.entered.wait, 60.0)
     assert front.manager.health() == (True, "ready")  # answered in the middle of it
     front.manager.abort("r")
     slow.release.set()
-    await asyncio.wait_for(reader.task, 5.0)
+    await asyncio.wait_for(reader.task, 60.0)
     assert [c.finish.kind for c in reader.chunks if c.finish] == [FinishKind.ABORT]
     assert front.sent == []
 
@@ -314,10 +315,10 @@ async def test_row_86_a_drain_that_begins_while_a_text_is_tokenized_refuses_it()
     slow = HeldTokens()
     front = Front(tokens=slow)
     reader = front.reads(_req("x" * (INLINE_CHARS + 1)))
-    await asyncio.to_thread(slow.entered.wait, 5.0)
+    await asyncio.to_thread(slow.entered.wait, 60.0)
     front.manager.begin_drain()
     slow.release.set()
-    await asyncio.wait_for(reader.task, 5.0)
+    await asyncio.wait_for(reader.task, 60.0)
     assert isinstance(reader.error, Unavailable)
     assert (reader.error.code, front.sent, front.manager.num_open) == ("shutting_down", [], 0)
 
@@ -523,6 +524,18 @@ async def test_row_86_draining_refuses_new_requests_and_finishes_old_ones() -> N
     await settle()
     assert (old.text, old.chunks[-1].finish) == ("A", LENGTH)
     assert front.manager.health() == (True, "draining")
+
+
+@scenario
+async def test_row_86_what_was_paused_can_be_told_to_go_on_while_the_server_drains() -> None:
+    front = Front()
+    front.manager.begin_drain()
+    going_on = asyncio.create_task(front.manager.control.resume())
+    await settle()
+    (asked,) = (m for m in front.sent if isinstance(m, PauseReq))
+    assert not asked.paused
+    front.manager.handle(GetStateReqOutput(asked.req_id, {"paused": False}))
+    assert await going_on == {"paused": False}
 
 
 @scenario

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from fixtures.ports import port_of, reserved_port
 from rootlet.cli import remote
 from rootlet.core.errors import InvalidValue, Unavailable
 
@@ -69,5 +72,7 @@ def test_cache_speaks_to_the_right_routes(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_no_server_is_said_in_one_line() -> None:
-    with pytest.raises(Unavailable, match=r"no server answers at http://127\.0\.0\.1:9"):
-        remote.call("http://127.0.0.1:9", None, "/cache/tree")
+    with reserved_port() as silent:
+        url = f"http://127.0.0.1:{port_of(silent)}"
+        with pytest.raises(Unavailable, match=f"no server answers at {re.escape(url)}"):
+            remote.call(url, None, "/cache/tree")

@@ -82,11 +82,11 @@ def test_row_26_absent_and_null_prompts_are_400_and_a_bos_is_enough() -> None:
 
 def test_row_24_too_many_prompts_are_refused_at_once_before_any_work() -> None:
     app, manager = app_of()
-    start = time.perf_counter()
+    start_s = time.process_time()
     body = error(post(app, PATH, {"prompt": ["a"] * 50_000}), 400, param="prompt")
     assert "1024" in body["message"]
     error(post(app, PATH, {"prompt": [[1]] * 513, "n": 2}), 400, param="prompt")
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start_s < 1.0
     assert manager.requests == []
 
 

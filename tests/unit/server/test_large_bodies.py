@@ -127,7 +127,7 @@ def test_the_loop_turns_while_a_large_body_is_parsed(num_bytes: int, monkeypatch
     def parse(raw: bytes) -> dict[str, Any]:
         threads.append(threading.current_thread() is threading.main_thread())
         if len(raw) > bodies.INLINE_BYTES:
-            assert turned.wait(10.0), "nobody else was served"
+            assert turned.wait(60.0), "nobody else was served"
         return plain(raw)
 
     monkeypatch.setattr(bodies, "parse_object", parse)

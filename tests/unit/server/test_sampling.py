@@ -97,9 +97,9 @@ def test_the_newer_length_name_wins_and_both_are_checked() -> None:
 
 def test_row_21_ten_thousand_biases_are_read_within_a_second() -> None:
     limits = Limits(vocab_size=20_000, max_n=1, max_logprobs=0, max_temperature=2.0, recommended={})
-    start = time.perf_counter()
+    start_s = time.thread_time()
     params = read_sampling(Fields({"logit_bias": {str(i): 1.5 for i in range(10_000)}}), limits, LENGTH)
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start_s < 1.0
     assert len(params.logit_bias) == 10_000
 
 
