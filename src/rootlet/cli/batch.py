@@ -7,7 +7,9 @@ serves HTTP, in this process, so a line means exactly what the same request to a
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
+import reprlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,24 +25,45 @@ URLS = ("/v1/chat/completions", "/v1/completions")
 
 
 def read_lines(source: Path) -> Iterator[dict[str, Any]]:
-    """Validated batch lines. Raises `InvalidValue` naming file, line and fault before anything runs."""
+    """Validated batch lines, read as strictly as a server reads a body. Raises `InvalidValue` naming file, line and fault before anything runs."""
+    from rootlet.server.body import parse_object
+
     seen: set[str] = set()
-    for number, text in enumerate(source.read_text(encoding="utf-8").split("\n"), 1):
+    for number, text in enumerate(_bytes_of("source", source).removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if not text.strip():
             continue
         where = f"{source}:{number}"
         try:
-            line = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InvalidValue("input", f"{where} is not JSON: {error}") from None
-        if not isinstance(line, dict) or not isinstance(line.get("custom_id"), str) or not isinstance(line.get("body"), dict):
+            line = parse_object(text)
+        except InvalidValue as error:
+            raise InvalidValue("input", f"{where} is not JSON that a request may hold: {error.message}") from None
+        if not isinstance(line.get("custom_id"), str) or not isinstance(line.get("body"), dict):
             raise InvalidValue("input", f"{where} needs custom_id (text) and body (object)")
         if line.get("url") not in URLS:
-            raise InvalidValue("url", f"{where}: url must be one of {', '.join(URLS)}, got {line.get('url')!r}")
+            raise InvalidValue("url", f"{where}: url must be one of {', '.join(URLS)}, got {reprlib.repr(line.get('url'))}")
         if line["custom_id"] in seen:
-            raise InvalidValue("custom_id", f"{where}: custom_id {line['custom_id']!r} stands twice")
+            raise InvalidValue("custom_id", f"{where}: custom_id {reprlib.repr(line['custom_id'])} stands twice")
         seen.add(line["custom_id"])
         yield line
+
+
+def _bytes_of(what: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidValue(what, f"cannot read {path}: {error.strerror}") from None
+
+
+def check_target(target: Path) -> None:
+    """A file that can be written, or be made, or `InvalidValue`: devices have no end that a second run could find, and nothing is answered for
+    nobody."""
+    if target.exists() and not target.is_file():
+        raise InvalidValue("target", f"{target} is no file; replies are appended to one, and read again by the next run")
+    try:
+        with target.open("ab"):
+            return
+    except OSError as error:
+        raise InvalidValue("target", f"cannot write {target}: {error.strerror}") from None
 
 
 def answered(target: Path) -> set[str]:
@@ -50,29 +73,29 @@ def answered(target: Path) -> set[str]:
     """
     if not target.exists():
         return set()
-    lines = [line for line in target.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    lines = [line for line in _bytes_of("target", target).splitlines(keepends=True) if line.endswith(b"\n")]
     kept = {}
     for number, line in enumerate(lines, 1):
         name, status = _id_and_status(line, f"{target}:{number}")
         if status < FAILED or not _may_pass(status):
             kept[name] = line
     fresh = target.with_name(f".{target.name}.new")
-    fresh.write_text("".join(kept.values()), encoding="utf-8")
+    fresh.write_bytes(b"".join(kept.values()))
     fresh.replace(target)
     return set(kept)
 
 
 def num_failed(target: Path) -> int:
     """Lines of a finished output file that hold no answer."""
-    lines = target.read_text(encoding="utf-8").splitlines()
+    lines = _bytes_of("target", target).splitlines()
     return sum(_id_and_status(line, f"{target}:{number}")[1] >= FAILED for number, line in enumerate(lines, 1))
 
 
-def _id_and_status(line: str, where: str) -> tuple[str, int]:
+def _id_and_status(line: bytes, where: str) -> tuple[str, int]:
     try:
         reply = json.loads(line)
         return str(reply["custom_id"]), int(reply["response"]["status_code"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InvalidValue(
             "target", f"{where} is not a line of a batch's output; give a file that is new, or one that `rootlet batch` began"
         ) from None
@@ -116,6 +139,7 @@ def batch(
     if concurrency < 1:
         raise InvalidValue("concurrency", f"--concurrency must be at least 1, got {concurrency}")
     every = list(read_lines(source))
+    check_target(target)
     done = answered(target)
     lines = [line for line in every if line["custom_id"] not in done]
     print(f"{len(every) - len(lines)} answered before, {len(lines)} to do", file=sys.stderr)

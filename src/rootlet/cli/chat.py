@@ -43,7 +43,8 @@ def converse(answer: Answer, system: str | None, read: Callable[[], str]) -> Non
         elif text == "/help":
             print(HELP)
         elif text:
-            messages.append({"role": "user", "content": text})
+            # A byte that is no text comes as half a surrogate pair, which would end the conversation.
+            messages.append({"role": "user", "content": text.encode("utf-8", "replace").decode()})
             parts: list[str] = []
             with contextlib.suppress(KeyboardInterrupt), contextlib.closing(answer(messages)) as stream:
                 for part in stream:

@@ -15,11 +15,15 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; exit code 2 for what the user can mend, with one line that says how; 130 for a Ctrl-C at any moment, without a word."""
+    """Run the command line; exit code 2 for what the user can mend, with one line that says how; 130 for a Ctrl-C at any moment, without a word;
+    1 where what it says cannot be written."""
     # Not where Ctrl-C is ignored (a job in the background of a shell): that stays as it is.
     answers = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if answers:
         signal.signal(signal.SIGINT, _leave)
+    _open_standard_streams()
+    from errno import ENOSPC
+
     from rootlet.cli.app import app
     from rootlet.core.errors import RootletError
 
@@ -34,7 +38,30 @@ def main() -> None:
         end_process(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:
+        if error.errno != ENOSPC:
+            raise
+        _say_full(error)
+        end_process(1)
     end_process(code if isinstance(code, int) else 0)
+
+
+def _open_standard_streams() -> None:
+    """Closed ones (`>&-`, some supervisors) become the null device: their numbers would go to the next files and sockets, whose owners would find
+    output in them, and an event loop that is given one aborts. Children inherit them."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, "w" if fd else "r", encoding="utf-8"))
+
+
+def _say_full(error: OSError) -> None:
+    where = f" ({error.filename})" if error.filename else ""
+    try:
+        print(f"rootlet: cannot write{where}: {error.strerror}", file=sys.stderr)
+    except OSError:
+        return  # stderr lies on the same disk
 
 
 def _leave(*_: Any) -> NoReturn:
@@ -49,6 +76,9 @@ def end_process(code: int) -> NoReturn:
         sys.stderr.flush()
     except BrokenPipeError:
         code = 0
+    except OSError as error:
+        _say_full(error)
+        code = code or 1
     os._exit(code)
 
 

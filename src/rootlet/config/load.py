@@ -167,7 +167,7 @@ def _from_file(file: Path | None, table: Mapping[str, Knob]) -> Iterable[tuple[s
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadConfig(f"cannot read the config file {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadConfig(f"config file {file} is not valid TOML: {error}") from error
     sections = sorted({knob.section for knob in table.values()})
     for section, entries in document.items():

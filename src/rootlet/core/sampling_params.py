@@ -63,7 +63,14 @@ def _in_range(name: str, value: float, low: float, high: float, *, open_low: boo
         raise InvalidValue(name, f"{name} must be in {bracket}{low:g}, {high:g}], got {value!r}")
 
 
+def check_num_ids(name: str, num: int, vocab_size: int) -> None:
+    """More ids than there are say nothing new, and every step would go over them. Raises `InvalidValue`."""
+    if num > vocab_size:
+        raise InvalidValue(name, f"{name} holds {num} token ids, more than the vocabulary of {vocab_size}")
+
+
 def _ids_in_vocab(name: str, ids: tuple[int, ...] | list[int], vocab_size: int) -> None:
+    check_num_ids(name, len(ids), vocab_size)
     for i in ids:
         if not 0 <= i < vocab_size:
             raise InvalidValue(name, f"{name} holds token id {i}, outside the vocabulary of {vocab_size} (0..{vocab_size - 1})")

@@ -79,6 +79,7 @@ def _launch(config: RuntimeConfig, on_event: Callable[[LaunchEvent], None], stuc
     raise_file_limit()
     try:
         config, reasons = resolve_config(config, num_cores=num_usable_cores())
+        runtime_dir = env.runtime_dir()
         sock = listen(config.server.host, config.server.port)
     except RootletError as error:
         on_event(LaunchEvent("failed", message=error.message))
@@ -87,7 +88,7 @@ def _launch(config: RuntimeConfig, on_event: Callable[[LaunchEvent], None], stuc
         _log.info("resolved", field=name, reason=reason)
     url = url_of(sock, config.server.host)
     on_event(LaunchEvent("listening", url=url))
-    with private_dir(env.runtime_dir()) as directory, contextlib.closing(sock):
+    with private_dir(runtime_dir) as directory, contextlib.closing(sock):
         server = _Server(config, directory, url=url, on_event=on_event, stuck_after_s=stuck_after_s)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(server.run(sock, app))

@@ -8,6 +8,7 @@ The file holds prompts (as token ids) and grows with the traffic.
 
 from __future__ import annotations
 
+import contextlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,12 +18,15 @@ import msgspec
 from rootlet.config.schema import CacheArgs, SchedulerArgs
 from rootlet.core.clock import Clock
 from rootlet.core.errors import BadConfig
+from rootlet.core.log import logger
 from rootlet.core.step import Capacity, ControlOp, Executor, RowResult, StepPlan, StepResult
 from rootlet.core.types import TokenLogprob
 from rootlet.ipc.messages import ToScheduler
 from rootlet.scheduler import loop
 from rootlet.scheduler.control import plan_line
 from rootlet.scheduler.scheduler import Scheduler
+
+_log = logger("scheduler")
 
 
 class Head(msgspec.Struct, frozen=True, tag="head"):
@@ -65,22 +69,49 @@ Line = Head | Turn | Plan | Result
 
 
 class Recorder:
-    """One file, one scheduler. Raises `BadConfig` when the file cannot be written."""
+    """One file, one scheduler. Raises `BadConfig` when the file cannot be written at the start. A disk that is full later ends the record, with
+    a word in the log, and not the server: the file is then a record up to there."""
 
     def __init__(self, path: Path, head: Head) -> None:
-        try:
-            self._file: TextIO = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise BadConfig(f"--record {path}: {error.strerror}") from None
         self._encoder = msgspec.json.Encoder()
-        self.readings: list[float] = []
+        self._readings: list[float] = []
         self._turn = 0
-        self.write(head, flush=True)
+        self._file: TextIO | None = None
+        try:
+            self._file = path.open("w", encoding="utf-8")
+            self._write(self._file, head, flush=True)
+        except OSError as error:
+            self._drop()
+            raise BadConfig(f"--record {path}: {error.strerror}") from None
+
+    def note(self, now_s: float) -> None:
+        """A reading of the clock."""
+        if self._file is not None:
+            self._readings.append(now_s)
 
     def write(self, line: Line, *, flush: bool) -> None:
-        self._file.write(self._encoder.encode(line).decode() + "\n")
+        if self._file is None:
+            return
+        try:
+            self._write(self._file, line, flush=flush)
+        except OSError as error:
+            self._end(error)
+
+    def _write(self, file: TextIO, line: Line, *, flush: bool) -> None:
+        file.write(self._encoder.encode(line).decode() + "\n")
         if flush:
-            self._file.flush()
+            file.flush()
+
+    def _end(self, error: OSError) -> None:
+        _log.error("record_ended", reason=error.strerror, turn=self._turn)
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what it holds cannot be written either
+                self._file.close()
+        self._file = None
+        self._readings.clear()
 
     def begin_turn(self, messages: list[Any]) -> None:
         """Messages have come: the next turn is about to handle them."""
@@ -88,8 +119,8 @@ class Recorder:
         self.write(Turn(self._turn, tuple(messages), self._take_readings()), flush=True)
 
     def _take_readings(self) -> tuple[float, ...]:
-        readings = tuple(self.readings)
-        self.readings.clear()
+        readings = tuple(self._readings)
+        self._readings.clear()
         return readings
 
     def launched(self, plan: StepPlan) -> None:
@@ -98,7 +129,12 @@ class Recorder:
     def close(self) -> None:
         """The last readings, so that a replay ends where the record did."""
         self.begin_turn([])
-        self._file.close()
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+        except OSError as error:
+            self._end(error)
 
 
 class RecordingClock:
@@ -108,7 +144,7 @@ class RecordingClock:
 
     def now(self) -> float:
         now_s = self._clock.now()
-        self._recorder.readings.append(now_s)
+        self._recorder.note(now_s)
         return now_s
 
 

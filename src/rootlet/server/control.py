@@ -73,10 +73,12 @@ async def _prefix(context: ServerContext, fields: Fields) -> tuple[int, ...]:
     tokenizer = context.manager.tokenizer
     name = fields.present("input_ids", "text")
     if name == "input_ids":
+        context.check_prompt_len("input_ids", len(fields.array("input_ids") or ()))
         return check_ids(fields.raw("input_ids"), "input_ids", tokenizer.vocab_size)
     text = fields.string("text") if name == "text" else None
     if not text:
         raise InvalidValue("text", "text or input_ids is required: the prefix to pin")
+    context.check_text("text", text)  # no prompt that long was ever cached
     encode = partial(tokenizer.encode, text, add_special_tokens=fields.boolean("add_special_tokens", default=True))
     return tuple(await offload(len(text), encode))
 

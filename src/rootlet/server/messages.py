@@ -11,6 +11,7 @@ from rootlet.server.errors import show
 from rootlet.server.fields import Fields
 
 MAX_MESSAGES = 100_000
+MAX_TOOLS = 4096
 
 
 def read_messages(fields: Fields) -> list[dict[str, Any]]:
@@ -41,7 +42,10 @@ def read_tools(fields: Fields) -> list[dict[str, Any]] | None:
     """Tool definitions for the template, legacy `functions` included; None when there are none. Raises `InvalidValue`."""
     tools: list[dict[str, Any]] = []
     for name, is_legacy in (("tools", False), ("functions", True)):
-        for i, item in enumerate(fields.array(name) or []):
+        given = fields.array(name) or []
+        if len(given) > MAX_TOOLS:
+            raise fields.refuse(name, f"a list of at most {MAX_TOOLS} tools")
+        for i, item in enumerate(given):
             path = f"{fields.param(name)}[{i}]"
             if not isinstance(item, dict):
                 raise InvalidValue(path, f"{path} must be an object, got {show(item)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rootlet.core.errors import InvalidValue, Unsupported
-from rootlet.core.sampling_params import MAX_STOPS, SamplingParams, validate
+from rootlet.core.sampling_params import MAX_STOPS, SamplingParams, check_num_ids, validate
 from rootlet.server.errors import show
 from rootlet.server.fields import Fields
 
@@ -66,7 +66,7 @@ def read_sampling(fields: Fields, limits: Limits, length: MaxTokens) -> Sampling
         logit_bias=_logit_bias(fields, limits.vocab_size),
         allowed_token_ids=_allowed(fields, limits.vocab_size),
         stop=_stop(fields),
-        stop_token_ids=fields.ids("stop_token_ids", limits.vocab_size) or (),
+        stop_token_ids=_ids(fields, "stop_token_ids", limits.vocab_size) or (),
         ignore_eos=fields.boolean("ignore_eos"),
         include_stop=fields.boolean("include_stop_str_in_output") or fields.boolean("no_stop_trim"),
         skip_special_tokens=fields.boolean("skip_special_tokens", default=True),
@@ -119,6 +119,7 @@ def _logit_bias(fields: Fields, vocab_size: int) -> dict[int, float]:
     bias = fields.object("logit_bias")
     if bias is None:
         return {}
+    check_num_ids(bias.path, len(bias.data), vocab_size)
     result: dict[int, float] = {}
     for key in bias.data:
         if not _TOKEN_KEY.fullmatch(key):
@@ -131,8 +132,13 @@ def _logit_bias(fields: Fields, vocab_size: int) -> dict[int, float]:
     return result
 
 
+def _ids(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...] | None:
+    check_num_ids(fields.param(name), len(fields.array(name) or ()), vocab_size)
+    return fields.ids(name, vocab_size)
+
+
 def _allowed(fields: Fields, vocab_size: int) -> tuple[int, ...] | None:
-    ids = fields.ids("allowed_token_ids", vocab_size)
+    ids = _ids(fields, "allowed_token_ids", vocab_size)
     if ids == ():
         raise fields.refuse("allowed_token_ids", "a list of at least one token id")
     return ids
