@@ -202,7 +202,7 @@ template <class F, int R>
 __attribute__((noinline)) void add_two_planes(const uint8_t* w, const TileInput& in, float (*acc)[kUnitColumns]) {
   alignas(32) __m256i sums[R][2];
   dot_block<F, R>(w, in.q, in.k, ToSums<F, R>{in, sums});
-  dot_block<F, R>(w, in.low, in.k, SumsToAcc<F, R>{w, in, sums, acc});
+  dot_block<F, R>(w, in.low(), in.k, SumsToAcc<F, R>{w, in, sums, acc});
 }
 
 // One block of the group at `w`, into the sums of its 16 columns.

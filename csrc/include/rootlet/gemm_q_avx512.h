@@ -91,10 +91,10 @@ RL_INLINE void add_low(const uint8_t* w, const TileInput& in, int surplus, __m51
     }
   }
   asm volatile("" : "+r"(w));  // load the weights again: kept from the first plane they would be spilled
-  quarter_dot<F, R, 0>(w, in.low, in.k, isum);
-  quarter_dot<F, R, 1>(w, in.low, in.k, isum);
-  quarter_dot<F, R, 2>(w, in.low, in.k, isum);
-  quarter_dot<F, R, 3>(w, in.low, in.k, isum);
+  quarter_dot<F, R, 0>(w, in.low(), in.k, isum);
+  quarter_dot<F, R, 1>(w, in.low(), in.k, isum);
+  quarter_dot<F, R, 2>(w, in.low(), in.k, isum);
+  quarter_dot<F, R, 3>(w, in.low(), in.k, isum);
 }
 
 // y[r][g] = fma(isum, d_w * d_a, y), then fma(m_w, d_sum, y).

@@ -105,7 +105,7 @@ RL_INLINE void add_block(const uint8_t* w, const TileInput& in, bool two_planes,
     for (int r = 0; r < R; ++r) isum[r] = vsubq_s32(isum[r], vdupq_n_s32(F::kZero * in.scale(r).sum));
     if (two_planes) {
       int32x4_t rest[R];
-      dot_quad<F, R>(w + c * 4, in.low, in.k, rest);
+      dot_quad<F, R>(w + c * 4, in.low(), in.k, rest);
       for (int r = 0; r < R; ++r) {
         rest[r] = vsubq_s32(rest[r], vdupq_n_s32(F::kZero * in.scale(r).low_sum));
         isum[r] = vaddq_s32(vshlq_s32(isum[r], vdupq_n_s32(in.scale(r).low_bits)), rest[r]);

@@ -40,7 +40,7 @@ RL_INLINE void add_block(const uint8_t* w, const TileInput& in, bool, float (*ac
     const ActScale& s = in.scale(r);
     for (int c = 0; c < kGroupColumns; ++c) {
       int isum = dot(value[c], in.q + r * in.k);
-      if (s.low_bits) isum = isum * (1 << s.low_bits) + dot(value[c], in.low + r * in.k);
+      if (s.low_bits) isum = isum * (1 << s.low_bits) + dot(value[c], in.low() + r * in.k);
       acc[r][c] = fma1(static_cast<float>(isum), f16_to_f32(scales[c]) * s.d, acc[r][c]);
       if (F::kMin) acc[r][c] = fma1(f16_to_f32(minima[c]), s.d_sum, acc[r][c]);
     }

@@ -7,24 +7,25 @@ namespace {
 
 struct TileInput {
   const int8_t* q;    // of the first row; rows are `k` apart
-  const int8_t* low;  // the second plane, or null
+  ptrdiff_t to_low;   // from there to the second plane; 0: there is none. No pointer that moves too: the hot loop is short of registers
   ptrdiff_t k;
   const ActScale* s;  // rows are `blocks` apart
   ptrdiff_t blocks;
 
   RL_SHARED TileInput(const LinearArgs& a, int row)
       : q(a.q + static_cast<ptrdiff_t>(row) * a.k),
-        low(a.low ? a.low + static_cast<ptrdiff_t>(row) * a.k : nullptr),
+        to_low(a.low ? a.low - a.q : 0),
         k(a.k),
         s(a.scales + static_cast<ptrdiff_t>(row) * (a.k / kQuantBlock)),
         blocks(a.k / kQuantBlock) {}
 
   RL_SHARED const ActScale& scale(int r) const { return s[r * blocks]; }
+  RL_SHARED const int8_t* low() const { return q + to_low; }
 
   // Some row's block has a second plane. Rows whose block has none hold zeros there and are shifted by nothing, so they keep their bits beside it.
   template <int R>
   RL_SHARED bool stands_out() const {
-    if (!low) return false;
+    if (!to_low) return false;
     int bits = 0;
     for (int r = 0; r < R; ++r) bits |= scale(r).low_bits;
     return bits != 0;
@@ -32,7 +33,6 @@ struct TileInput {
 
   RL_SHARED void next() {
     q += kQuantBlock;
-    if (low) low += kQuantBlock;
     ++s;
   }
 };
