@@ -233,9 +233,10 @@ def kill(
 ) -> Iterator[Line]:
     """SIGKILL one child of a server under load: every open request is told, the server ends with code 1 and leaves nothing behind.
 
-    `num_tokens` of each request: so many that none is over before the kill. The limits hold in seconds of `now_s`.
+    `num_tokens` of each request: so many that none is over before the kill; the pool holds all of them, or the witness of the kill would wait for
+    the others to end. The limits hold in seconds of `now_s`.
     """
-    flags = _flags(max(CTX_LEN, num_tokens + 100), max(POOL, 4 * num_tokens))
+    flags = _flags(max(CTX_LEN, num_tokens + 100), 10 * (num_tokens + 100))
     with tempfile.TemporaryDirectory(prefix="rootlet-torture-") as folder, running_server(*model, *flags, env=_environment(folder)) as server:
         pids = {name: int(pid) for name, pid in _STARTED.findall(server.log.read_text())}
         killed_s, endings = asyncio.run(_until_killed(server, pids[role], rng, num_tokens, now_s))
