@@ -207,7 +207,7 @@ def test_gated_linear_equals_its_parts_for_every_block_type(kind: str, normed: b
 
     run(1)  # packs the weights
     tops = TABLE.rms_norm(x, norm, 1e-5).view(MAX_TOKENS, -1, 32).abs().amax(-1)
-    assert (tops > 2 * tops.mean(1, keepdim=True)).any(1).float().mean() > 0.5, "in most rows a block stands out"
+    assert (tops > 2.5 * tops.mean(1, keepdim=True)).any(1).float().mean() > 0.5, "in most rows a block stands out"
     for isa in _native.usable_isas().split(","):
         _native.force_isa(isa)
         tape = _native.Tape()

@@ -56,23 +56,23 @@ def with_outliers(rows: int, k: int, seed: int = 1) -> torch.Tensor:
     x = np.random.default_rng(seed).standard_normal((rows, k)).astype(np.float32)
     for row in range(rows):
         if (row + seed) % 3:
-            x[row, (row * 37 + seed * 5) % k] *= 50.0
+            x[row, (row * 137 + seed * 5) % k] *= 50.0
     return torch.from_numpy(x)
 
 
 def blocks_that_stand_out(x: torch.Tensor) -> NDArray[Any]:
     top = np.abs(x.numpy().reshape(x.shape[0], -1, 32)).max(axis=-1)
-    out: NDArray[Any] = (top > 2.0 * top.mean(axis=1, keepdims=True)).sum(axis=1)
+    out: NDArray[Any] = (top > 2.5 * top.mean(axis=1, keepdims=True)).sum(axis=1)
     return out
 
 
 def int8_rounded(x: NDArray[Any], *, normed: bool = False) -> NDArray[Any]:
-    """What int8 activations with one scale per 32 values keep of x; `normed`: in steps 128 times finer where a block's top is above twice the
-    row's mean top."""
+    """What int8 activations with one scale per 32 values keep of x; `normed`: in steps 128 times finer where a block's top is above 2.5
+    times the row's mean top."""
     blocks = x.reshape(x.shape[0], -1, 32)
     top = np.abs(blocks).max(axis=-1, keepdims=True)
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
-    steps = np.where(normed & (top > 2.0 * top.mean(axis=1, keepdims=True)), np.float32(128), np.float32(1))
+    steps = np.where(normed & (top > 2.5 * top.mean(axis=1, keepdims=True)), np.float32(128), np.float32(1))
     kept: NDArray[Any] = np.rint(blocks * inverse * steps).astype(np.float64) / steps * (top / np.float32(127))
     return kept.reshape(x.shape)
 
@@ -119,9 +119,9 @@ def test_the_reference_quantises_like_the_kernels() -> None:
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_instruction_set_gives_the_scalar_bits(kind: str, normed: bool) -> None:
-    weight, _ = make_weight(kind, 88, 160)  # two units of columns and a part, more groups than one
+    weight, _ = make_weight(kind, 88, 352)  # two units of columns and a part, more groups than one; more blocks than share a byte of marks
     for rows in (1, 2, 3, 4, 5, 6, 9, 13, 40):
-        x = (with_outliers if normed else activations)(rows, 160, seed=rows)
+        x = (with_outliers if normed else activations)(rows, 352, seed=rows)
         results = []
         for isa in ISAS:
             _native.force_isa(isa)

@@ -114,7 +114,7 @@ Quantised quantised(const Floats& x, int rows, int k, bool two_planes) {
 // What norms make: in two rows of three one block stands out, not always the same.
 void add_outliers(Floats& x, int rows, int k) {
   for (int r = 0; r < rows; ++r) {
-    if (r % 3) x[static_cast<size_t>(r * k + (r * 37 + 5) % k)] *= 64.0f;
+    if (r % 3) x[static_cast<size_t>(r * k + (r * 137 + 5) % k)] *= 64.0f;
   }
 }
 
@@ -126,7 +126,7 @@ void append(Bytes& to, const Quantised& x) {
 
 // `rows` 1 to 9 by every tile height; bias and residual on odd counts.
 Bytes linear(const Kind& kind, int fill, bool two_planes = false) {
-  const int n = 72, k = 160;
+  const int n = 72, k = 352;  // more blocks than share a byte of marks
   Bytes out;
   const PackedWeight weight(kind.kind, n, k, weight_rows(kind.kind, n, k, fill).data());
   for (int rows = 1; rows <= 9; ++rows) {
@@ -148,7 +148,7 @@ Bytes linear(const Kind& kind, int fill, bool two_planes = false) {
 
 // A norm, the gate-up linear, silu * mul and quantisation in one.
 Bytes gated(const Kind& kind) {
-  const int inner = 64, k = 160;
+  const int inner = 64, k = 352;
   Bytes out;
   const PackedWeight weight(kind.kind, 2 * inner, k, weight_rows(kind.kind, 2 * inner, k, -1).data());
   for (int rows : {1, 3, 6, 40}) {

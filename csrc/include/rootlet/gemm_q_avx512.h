@@ -125,9 +125,11 @@ __attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w,
   constexpr int kSurplus = F::kBits == 8 ? 128 : F::kZero;
   const int blocks = a.k / kQuantBlock;
   TileInput in(a, row);
+  unsigned marks = 0;
   __m512 y[R][kUnitGroups];
   for (int r = 0; r < R; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
   for (int b = 0; b < blocks; ++b, w += F::kUnitBytes, in.next()) {
+    marks = b % kMarked ? marks >> 1 : in.stand_out<R>();
     __m512i isum[R][kUnitGroups];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) isum[r][0] = isum[r][1] = _mm512_set1_epi32(-kSurplus * in.scale(r).sum);
@@ -140,7 +142,7 @@ __attribute__((noinline)) void quant_tile(const LinearArgs& a, const uint8_t* w,
     fetch_part<F::kUnitBytes, 3, kBlockSteps>(pf, w);
     quarter_dot<F, R, 3>(w, in.q, in.k, isum);
     // Expected, so that it lies inside the loop: put behind the function by GCC, it costs a spilled sum.
-    if (__builtin_expect(in.stands_out<R>(), true)) add_low<F, R>(w, in, kSurplus, isum);
+    if (__builtin_expect(marks & 1, true)) add_low<F, R>(w, in, kSurplus, isum);
     add_block<F, R>(w, in, isum, y);
   }
   for (int r = 0; r < R; ++r) {

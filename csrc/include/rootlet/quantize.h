@@ -18,7 +18,7 @@
 namespace rootlet::ROOTLET_ISA {
 namespace {
 
-constexpr float kStandsOut = 2.0f;
+constexpr float kStandsOut = 2.5f;
 
 // `n` values (a multiple of 32) from a block border on.
 RL_INLINE void quantize_row(const float* x, int n, int8_t* q, ActScale* scales) {
@@ -27,20 +27,26 @@ RL_INLINE void quantize_row(const float* x, int n, int8_t* q, ActScale* scales) 
 
 // A whole row, in two planes. A row that holds inf or NaN has no block that stands out.
 RL_INLINE void quantize_row(const float* x, int n, int8_t* q, int8_t* low, ActScale* scales) {
+  const int blocks = n / kQuantBlock;
   float tops = 0.0f;
-  for (int i = 0; i < n; i += kQuantBlock) tops += block_top(x + i);
-  const float limit = kStandsOut * tops / static_cast<float>(n / kQuantBlock);
-  for (int i = 0; i < n; i += kQuantBlock) {
-    const float top = block_top(x + i);
+  for (int b = 0; b < blocks; ++b) {
+    const float top = block_top(x + b * kQuantBlock);
+    scales[b].d = top;  // waits here
+    tops += top;
+  }
+  const float limit = kStandsOut * tops / static_cast<float>(blocks);
+  for (int b = 0; b < blocks; ++b, x += kQuantBlock, q += kQuantBlock, low += kQuantBlock) {
+    const float top = scales[b].d;
     const BlockScale scale = block_scale(top);
-    ActScale* s = scales + i / kQuantBlock;
-    quantize_block(x + i, scale, q + i, s);
+    ActScale& s = scales[b];
+    quantize_block(x, scale, q, &s);
     if (top > limit) {
-      const int low_sum = quantize_rest(x + i, scale.inverse, low + i);
+      const int low_sum = quantize_rest(x, scale.inverse, low);
       const float d = scale.d / kLowScale;
-      *s = {d, d * static_cast<float>(s->sum * (1 << kLowBits) + low_sum), s->sum, static_cast<int16_t>(low_sum), kLowBits};
+      s = {d, d * static_cast<float>(s.sum * (1 << kLowBits) + low_sum), s.sum, static_cast<int16_t>(low_sum), kLowBits, s.stand_out};
+      scales[b / kMarked * kMarked].stand_out |= static_cast<uint8_t>(1 << b % kMarked);
     } else {
-      memset(low + i, 0, kQuantBlock);
+      memset(low, 0, kQuantBlock);
     }
   }
 }

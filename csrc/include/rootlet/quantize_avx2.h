@@ -36,7 +36,7 @@ RL_INLINE void quantize_block(const float* x, BlockScale scale, int8_t* q, ActSc
     n[i] = scale.inverse == 0.0f ? _mm256_setzero_si256() : _mm256_cvtps_epi32(y);
   }
   const int sum = store_bytes(n, q);
-  *s = {scale.d, scale.d * static_cast<float>(sum), sum, 0, 0};
+  *s = {scale.d, scale.d * static_cast<float>(sum), sum, 0, 0, 0};
 }
 
 RL_INLINE int quantize_rest(const float* x, float inverse, int8_t* low) {

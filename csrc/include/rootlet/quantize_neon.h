@@ -30,7 +30,7 @@ RL_INLINE void quantize_block(const float* x, BlockScale scale, int8_t* q, ActSc
   int32x4_t n[8];
   for (int i = 0; i < 8; ++i) n[i] = scale.inverse == 0.0f ? vdupq_n_s32(0) : nearest(vmulq_n_f32(vld1q_f32(x + i * 4), scale.inverse));
   const int sum = store_bytes(n, q);
-  *s = {scale.d, scale.d * static_cast<float>(sum), sum, 0, 0};
+  *s = {scale.d, scale.d * static_cast<float>(sum), sum, 0, 0, 0};
 }
 
 RL_INLINE int quantize_rest(const float* x, float inverse, int8_t* low) {

@@ -26,7 +26,7 @@ RL_INLINE void quantize_block(const float* x, BlockScale scale, int8_t* q, ActSc
     q[i] = static_cast<int8_t>(v);
     sum += v;
   }
-  *s = {scale.d, scale.d * static_cast<float>(sum), sum, 0, 0};
+  *s = {scale.d, scale.d * static_cast<float>(sum), sum, 0, 0, 0};
 }
 
 // The second plane: what rounding left of x / d, in steps of 1 / 2^kLowBits. Returns its sum.

@@ -30,6 +30,7 @@ struct Count {
 enum class WeightKind : int32_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kNumKinds };
 
 inline constexpr int kQuantBlock = 32;    // values that share a scale, in weights and in quantised activations
+inline constexpr int kMarked = 8;         // quantised blocks that share a byte which says where a second plane is
 inline constexpr int kGroupColumns = 16;  // output features that are packed together
 
 // Scale of one quantised activation block: x = d * q, q int8 in [-127, 127]; of a block with a second plane: x = d * ((q << low_bits) + low).
@@ -38,7 +39,8 @@ struct ActScale {
   float d_sum;       // d * sum of what d multiplies
   int32_t sum;       // sum(q)
   int16_t low_sum;   // sum(low)
-  int16_t low_bits;  // 0: the block has no second plane (where a row has one, this part of it is zero)
+  int8_t low_bits;    // 0: the block has no second plane (where a row has one, this part of it is zero)
+  uint8_t stand_out;  // of each eighth block of a row: bit i is set where the i-th block from here on has a second plane
 };
 
 class Worker;

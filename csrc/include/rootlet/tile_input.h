@@ -22,13 +22,13 @@ struct TileInput {
   RL_SHARED const ActScale& scale(int r) const { return s[r * blocks]; }
   RL_SHARED const int8_t* low() const { return q + to_low; }
 
-  // Some row's block has a second plane. Rows whose block has none hold zeros there and are shifted by nothing, so they keep their bits beside it.
+  // Bit i: in some row the i-th block from here on, of kMarked, has a second plane. Rows whose block has none hold zeros there and are shifted by
+  // nothing, so they keep their bits beside it.
   template <int R>
-  RL_SHARED bool stands_out() const {
-    if (!to_low) return false;
-    int bits = 0;
-    for (int r = 0; r < R; ++r) bits |= scale(r).low_bits;
-    return bits != 0;
+  RL_SHARED unsigned stand_out() const {
+    unsigned bits = 0;
+    for (int r = 0; r < R; ++r) bits |= scale(r).stand_out;
+    return bits;
   }
 
   RL_SHARED void next() {

@@ -87,8 +87,8 @@ class KernelTable(Protocol):
 
     def linear(self, x: Tensor, w: Weight, bias: Tensor | None = None, residual: Tensor | None = None, *, normed: bool = False) -> Tensor:
         """x [T, K] -> x @ w.T (+ bias [N]) (+ residual [T, N]). Block types quantise x to int8 per 32 values; blocks are summed in ascending
-        order with explicit fma. `normed`: x comes from a norm of the whole row, so it has outliers: blocks whose largest magnitude is above twice
-        the mean of those of all the row's blocks get a second int8 plane (decision 5). Float types take no notice of it."""
+        order with explicit fma. `normed`: x comes from a norm of the whole row, so it has outliers: blocks whose largest magnitude is above 2.5
+        times the mean of those of all the row's blocks get a second int8 plane (decision 5). Float types take no notice of it."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -70,7 +70,7 @@ def dequantize_rows(kind: str, data: Tensor) -> Tensor:
     return _DEQUANTIZE[kind](blocks).flatten(-2)
 
 
-STANDS_OUT = 2.0
+STANDS_OUT = 2.5
 """A block gets a second plane when its largest magnitude is above this many times the mean of its row's blocks."""
 
 LOW_STEPS = 128.0

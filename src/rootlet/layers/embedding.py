@@ -26,5 +26,5 @@ class Embedding:
         return ops.table().embedding(ids, self.weight)
 
     def as_head(self) -> Linear:
-        """The tied head: logits = x @ table.T, no bias; x comes from the last norm."""
-        return Linear(self.weight, None, (self.weight.n,), normed=True)
+        """The tied head: logits = x @ table.T, no bias. x comes from a norm, but a second plane gains nothing here (decision 5): not `normed`."""
+        return Linear(self.weight, None, (self.weight.n,))

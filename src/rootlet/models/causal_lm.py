@@ -35,7 +35,7 @@ class CausalLM:
         self.layers: Sequence[DecoderLayer] = [make_layer(i) for i in range(config.num_layers)]
         self.norm = RMSNorm.load(source, "model.norm", size=config.hidden_size, eps=config.rms_eps)
         tied = config.tie_embeddings
-        self.head = self.embed.as_head() if tied else Linear.load(source, "lm_head", rows=(config.vocab_size,), cols=config.hidden_size, normed=True)
+        self.head = self.embed.as_head() if tied else Linear.load(source, "lm_head", rows=(config.vocab_size,), cols=config.hidden_size)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """int32 [T] each -> hidden states before the final norm, float32 [T, hidden]."""
