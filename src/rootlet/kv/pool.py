@@ -6,7 +6,6 @@ never handed out, zero at start, written by padding rows only.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from typing import Protocol
 
@@ -38,13 +37,6 @@ class TokenToKVPool(Protocol):
 
 
 def lazy_zeros(num_bytes: int) -> Tensor:
-    """uint8 [num_bytes] of zeros in private anonymous memory of its own: the system gives real pages at the first write, huge ones where it can.
-
-    Decode reads the pool in pieces of 2 KB that lie far apart; with small pages each of them costs a walk through the page tables.
-    """
+    """uint8 [num_bytes] of zeros in private anonymous memory of its own: the system gives real pages at the first write."""
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
-    memory = mmap.mmap(-1, num_bytes, **flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # advice only: some kernels have none
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, **flags), dtype=torch.uint8)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import re
 from pathlib import Path
 
 import pytest
@@ -63,16 +61,3 @@ def test_untouched_memory_is_not_resident() -> None:
     grown = (int(statm.read_text().split()[1]) - before) * 4096
     assert memory.shape == (1 << 30,)
     assert grown < 64 << 20
-
-
-@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE") or not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="needs huge pages")
-def test_memory_asks_for_huge_pages() -> None:
-    memory = lazy_zeros(8 << 20)
-    flags: list[str] = []
-    here = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            here = int(match[1], 16) <= memory.data_ptr() < int(match[2], 16)
-        elif here and line.startswith("VmFlags:"):
-            flags = line.split()[1:]
-    assert "hg" in flags
