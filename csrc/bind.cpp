@@ -314,6 +314,7 @@ void bind_sample(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // an engine that is open when the interpreter ends holds its weights: its threads use them
   bind_tape(m);
   bind_team(m);
   bind_calibrate(m);

@@ -1,7 +1,7 @@
 """`make bench`: Rootlet beside llama.cpp on the same file, and on the file in llama.cpp's fastest type, in one run, interleaved A B C A B C.
 
 Every measurement stands between two calibrations. Prints medians, ratios of medians and percent of the machine's limits; writes the record
-(docs/benchmarks.json) and its pages (docs/benchmarks.md, whose last section is written by hand and kept). `--check` compares with the record instead.
+(docs/benchmarks.json) and its part of docs/benchmarks.md (the rest is written by hand and kept). `--check` compares with the record instead.
 """
 
 from __future__ import annotations

@@ -105,18 +105,28 @@ def _may_pass(status: int) -> bool:
     return status == TOO_MANY or status >= SERVER_FAULT
 
 
+def show_progress(num_done: int, total: int) -> None:
+    """On a terminal only; the line is written over by the next one, and by the sum at the end, which is longer."""
+    if sys.stderr.isatty():
+        print(f"{num_done} of {total}\r", end="", file=sys.stderr, flush=True)
+
+
 async def _answer_all(app: Any, lines: list[dict[str, Any]], target: Path, concurrency: int) -> None:
     from rootlet.server.inprocess import post_json
 
     gate = asyncio.Semaphore(concurrency)
+    num_done = 0
     with target.open("a", encoding="utf-8") as out:
 
         async def one(line: dict[str, Any]) -> None:
+            nonlocal num_done
             async with gate:
                 status, body = await post_json(app, line["url"], {**line["body"], "stream": False})
             reply = {"status_code": status, "body": body}
             out.write(json.dumps({"id": f"batch_req_{line['custom_id']}", "custom_id": line["custom_id"], "response": reply, "error": None}) + "\n")
             out.flush()
+            num_done += 1
+            show_progress(num_done, len(lines))
 
         await asyncio.gather(*(one(line) for line in lines))
 
@@ -147,8 +157,12 @@ def batch(
         from rootlet.cli.local_engine import open_engine
         from rootlet.server.app import build_app
 
-        with open_engine(model, flags) as engine:
-            engine.run(_answer_all(build_app(engine.manager, engine.config), lines, target, concurrency))
+        try:
+            with open_engine(model, flags) as engine:
+                engine.run(_answer_all(build_app(engine.manager, engine.config), lines, target, concurrency))
+        except KeyboardInterrupt:
+            print(f"\nrootlet: stopped; the same command goes on with the lines that {target} lacks", file=sys.stderr)
+            raise
     failed = num_failed(target) if target.exists() else 0
     print(f"{len(every) - failed} answered, {failed} failed" + (f" (see {target})" if failed else ""), file=sys.stderr)
     return 1 if failed else 0

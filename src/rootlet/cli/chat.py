@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import cyclopts
 
 from rootlet.cli.chat_http import Messages, answers_of
-from rootlet.cli.flags import LOCAL, given, with_knobs
+from rootlet.cli.flags import LOCAL, check_temperature, given, with_knobs
 from rootlet.core.env import environment
 
 Answer = Callable[[Messages], Generator[str, None, None]]
@@ -78,6 +78,7 @@ def chat(
         key = flags.get("api_key") or environment().get("ROOTLET_API_KEY")
         converse(answers_of(url, key, request), system, lambda: input(prompt))
         return 0
+    check_temperature(temperature)
     from rootlet.cli.local_engine import open_engine, terminal_sampling
 
     with open_engine(model, flags) as engine:

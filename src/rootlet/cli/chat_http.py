@@ -18,14 +18,18 @@ _ROUTE = "/chat/completions"
 _SHOWN_CHARS = 200
 
 
-def chat_route(url: str) -> str:
-    """Where to post: `url` with or without scheme, with or without /v1 or the whole route. Raises `InvalidValue`."""
+def base_of(url: str) -> str:
+    """The root of a server: `url` with or without scheme, with or without /v1 or the whole route. Raises `InvalidValue`, for a bare port too."""
     full = url.strip() if "://" in url else f"http://{url.strip()}"
     parts = urlsplit(full)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.hostname.isdecimal():
         raise InvalidValue("url", f"--url {url}: expected something like 127.0.0.1:30000 or https://host/v1")
-    base = full.rstrip("/").removesuffix(_ROUTE).removesuffix("/v1")
-    return f"{base}/v1{_ROUTE}"
+    return full.rstrip("/").removesuffix(_ROUTE).removesuffix("/v1")
+
+
+def chat_route(url: str) -> str:
+    """Where to post a chat; `url` and errors as for `base_of`."""
+    return f"{base_of(url)}/v1{_ROUTE}"
 
 
 def answers_of(url: str, key: str | None, request: dict[str, Any]) -> Callable[[Messages], Generator[str, None, None]]:

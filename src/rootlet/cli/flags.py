@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import cyclopts
 
 from rootlet.config.load import Knob, knobs
+from rootlet.core.errors import InvalidValue
+from rootlet.core.sampling_params import MAX_TEMPERATURE
 
 Command = Callable[..., Any]
 
@@ -47,6 +49,12 @@ def with_knobs(*, server: Collection[str] | None = None) -> Callable[[Command], 
         return function
 
     return _decorate
+
+
+def check_temperature(temperature: float | None) -> None:
+    """The range of the chat routes, for the terminal, before anything is loaded: far above it answers are noise as long as the context."""
+    if temperature is not None and not 0.0 <= temperature <= MAX_TEMPERATURE:
+        raise InvalidValue("temperature", f"--temperature must be in [0, {MAX_TEMPERATURE:g}], got {temperature:g}")
 
 
 def given(flags: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; exit code 2 for what the user can mend, with one line that says how; 130 for a Ctrl-C at any moment, without a word;
-    1 where what it says cannot be written."""
+    """Run the command line; exit code 2 for what the user can mend, with one line that says how; 130 for a Ctrl-C at any moment, without a word
+    (but for `batch`, which can go on); 1 where what it says cannot be written."""
     # Not where Ctrl-C is ignored (a job in the background of a shell): that stays as it is.
     answers = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if answers:

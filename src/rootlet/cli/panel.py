@@ -1,4 +1,4 @@
-"""The start-up panel of `rootlet serve`: phases with progress on a terminal, plain lines elsewhere, then a banner with lines to paste."""
+"""The start-up panel of `rootlet serve`: one line of progress on a terminal, plain lines elsewhere, then a banner with lines to paste."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import sys
 from typing import Self
 
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
 from rootlet.engine.launch_events import LaunchEvent, print_event
+from rootlet.ipc.messages import LoadProgress
+
+DRAW_EVERY_S = 0.1
+ERASE = "\x1b[K"  # from the cursor to the end of the line
 
 CURL = """  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
     -d '{{"messages": [{{"role": "user", "content": "What is the largest ocean on Earth?"}}], "temperature": 0}}'"""
@@ -20,15 +22,16 @@ OPENAI = """  from openai import OpenAI
 
 
 class StartupPanel:
-    """Receives `LaunchEvent`s; owns the live display until the server is ready, or until the context ends: a hidden cursor must come back.
+    """Receives `LaunchEvent`s; owns the line of progress until the server is ready or ends.
 
+    The cursor waits at the beginning of that line, so that log lines of the engine's processes fall over it and never behind it.
     `key` is asked for by the server, None = open to all.
     """
 
     def __init__(self, *, key: str | None, host: str) -> None:
         self._console = Console()
-        self._live: Live | None = None
-        self._phases: dict[str, tuple[float, str, float]] = {}
+        self._live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._drawn: LoadProgress | None = None
         self._key = key
         self._host = host
         self._url = ""
@@ -37,40 +40,32 @@ class StartupPanel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
+        self._erase()
 
     def on_event(self, event: LaunchEvent) -> None:
         """Draw one event. Not a terminal: one plain line an event."""
         self._url = event.url or self._url
-        if not self._console.is_terminal:
+        if self._live and event.kind == "progress" and event.progress is not None:
+            self._draw(event.progress)
+            return
+        self._erase()
+        if not self._live or event.kind != "ready":
             print_event(event)
-        elif event.kind == "listening":
-            self._console.print(f"[bold]rootlet[/] listening on {event.url}")
-            self._live = Live(self._table(), console=self._console, refresh_per_second=8)
-            self._live.start()
-        elif event.kind == "progress" and event.progress is not None:
-            p = event.progress
-            self._phases[p.phase] = (p.done, p.detail, p.elapsed_s)
-            if self._live is not None:
-                self._live.update(self._table())
-        else:
-            self._close()
-            if event.kind != "ready":
-                print_event(event)
         if event.kind == "ready":
             self._banner(event)
 
-    def _close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def _draw(self, new: LoadProgress) -> None:
+        old = self._drawn
+        if old is not None and old.phase == new.phase and new.elapsed_s - old.elapsed_s < DRAW_EVERY_S:
+            return
+        self._drawn = new
+        text = f"{100 * new.done:3.0f} %  {new.phase}  {new.detail}  {new.elapsed_s:.1f} s"
+        print(f"{ERASE}{text[: self._console.width - 1]}\r", end="", flush=True)
 
-    def _table(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        for phase, (done, detail, elapsed_s) in self._phases.items():
-            mark = "[green]done[/]" if done >= 1.0 else f"{100 * done:3.0f} %"
-            table.add_row(mark, phase, detail, f"{elapsed_s:.1f} s")
-        return table
+    def _erase(self) -> None:
+        if self._drawn is not None:
+            self._drawn = None
+            print(ERASE, end="", flush=True)
 
     def _banner(self, event: LaunchEvent) -> None:
         name = event.served_names[0] if event.served_names else "default"

@@ -11,21 +11,22 @@ from typing import Annotated, Any, Literal
 
 import cyclopts
 
+from rootlet.cli.chat_http import base_of
 from rootlet.core.errors import InvalidValue, Unavailable
 
 URL = "http://127.0.0.1:30000"
 TIMEOUT_S = 30.0
 
 Url = Annotated[str, cyclopts.Parameter(help="the server to ask")]
+Rid = Annotated[str, cyclopts.Parameter(help="the id of its reply; the log has it too, as rid")]
 Key = Annotated[str | None, cyclopts.Parameter(help="its API key", env_var="ROOTLET_API_KEY")]
 
 
 def call(url: str, key: str | None, path: str, body: dict[str, Any] | None = None) -> str:
-    """GET, or POST with a body. Returns the reply's text. Raises `Unavailable` with the server's own words."""
+    """GET, or POST with a body. Returns the reply's text. Raises `InvalidValue` for a bad `url`, `Unavailable` with the server's own words."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
-    base = url if "://" in url else f"http://{url}"
-    request = urllib.request.Request(f"{base.rstrip('/')}{path}", data, headers)
+    request = urllib.request.Request(f"{base_of(url)}{path}", data, headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
             return str(reply.read().decode())
@@ -42,7 +43,7 @@ def _words_of(reply: bytes, status: int) -> str:
         return f"the server answered {status}"
 
 
-def trace(rid: str, *, url: Url = URL, api_key: Key = None) -> int:
+def trace(rid: Rid, *, url: Url = URL, api_key: Key = None) -> int:
     """Explain one live or recently finished request: what happened when, and why it waited in each tick. RID = the id of the reply."""
     for line in explain(json.loads(call(url, api_key, f"/debug/requests/{urllib.parse.quote(rid, safe='')}"))):
         print(line)

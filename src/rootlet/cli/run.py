@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import cyclopts
 
-from rootlet.cli.flags import LOCAL, given, with_knobs
+from rootlet.cli.flags import LOCAL, check_temperature, given, with_knobs
 from rootlet.core.errors import InvalidValue
 
 
@@ -47,6 +47,7 @@ def run(
 ) -> int:
     """Answer one prompt and exit."""
     check_arguments(model, prompt)
+    check_temperature(temperature)
     text = prompt if prompt is not None else _prompt_of_stdin()
     if not text.strip():
         raise InvalidValue("prompt", "the prompt is empty: give it as the second argument or on standard input")

@@ -57,7 +57,7 @@ class ContextOverflow(InvalidValue):
         super().__init__(
             param,
             f"This model's maximum context length is {ctx_len} tokens, however your prompt contains {'at least ' * at_least}{prompt_len} input "
-            f"tokens (and at least one token must be left to generate). Shorten the prompt or raise --ctx-len.",
+            f"tokens (and at least one token must be left to generate). Shorten the prompt, or raise --ctx-len if the model was trained for more.",
         )
         self.prompt_len = prompt_len
         self.ctx_len = ctx_len

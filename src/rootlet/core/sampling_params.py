@@ -15,6 +15,7 @@ import msgspec
 from rootlet.core.errors import InvalidValue
 
 GREEDY_BELOW = 1e-5
+MAX_TEMPERATURE = 2.0  # of OpenAI's dialect and of the terminal; the native one and the library go further
 MAX_STOPS = 32
 MAX_CHOICE_INDEX = 2**30  # with n beside it, the kernels' 32 bits hold it
 MAX_STOP_CHARS = 4096  # of all of them together: the matcher takes some microseconds and some hundred bytes for each

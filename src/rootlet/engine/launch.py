@@ -283,7 +283,7 @@ class _Server:
         if self._manager.status == "loading":
             self._end(0, 0.0)
         elif self._signals == 1:
-            self._on_event(LaunchEvent("draining", url=self._url, message=draining_text(self._manager.num_open)))
+            self._on_event(LaunchEvent("draining", url=self._url, message=draining_text(self._manager.num_open, self._config.server.drain_timeout)))
             self._manager.begin_drain()
             self._background(self._drain())
         else:
@@ -306,10 +306,12 @@ class _Server:
         return self._supervisor.exit_code(SCHEDULER) is not None
 
 
-def draining_text(num_open: int) -> str:
+def draining_text(num_open: int, drain_s: float) -> str:
     if num_open == 0:
         return "draining: no request is open"
-    return f"draining {num_open} request{'s' if num_open > 1 else ''}; once more to abort {'them' if num_open > 1 else 'it'}"
+    return (
+        f"draining {num_open} request{'s' if num_open > 1 else ''} for at most {drain_s:g} s; once more to abort {'them' if num_open > 1 else 'it'}"
+    )
 
 
 async def _until(clock: Clock, condition: Callable[[], bool], timeout_s: float) -> None:

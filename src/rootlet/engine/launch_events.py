@@ -22,17 +22,21 @@ class LaunchEvent:
 
 
 def print_event(event: LaunchEvent) -> None:
-    """One plain line an event on stdout; failures on stderr."""
+    """One plain line an event on stdout, in one write each (other processes log to the same place); failures on stderr."""
+    text = _plain_text(event)
+    if text:
+        stream = sys.stderr if event.kind == "failed" else sys.stdout
+        print(f"rootlet: {text}\n", end="", file=stream, flush=True)
+
+
+def _plain_text(event: LaunchEvent) -> str:
     match event.kind:
         case "listening":
-            print(f"rootlet: listening on {event.url} (model is loading)", flush=True)
+            return f"listening on {event.url} (model is loading)"
         case "ready":
-            print(f"rootlet: ready on {event.url} as {', '.join(event.served_names)}", flush=True)
-        case "failed":
-            print(f"rootlet: {event.message}", file=sys.stderr, flush=True)
+            return f"ready on {event.url} as {', '.join(event.served_names)}"
         case "progress":
             p = event.progress
-            if p is not None and p.done >= 1.0:
-                print(f"rootlet: {p.phase} {p.detail} ({p.elapsed_s:.1f} s)".replace("  ", " "), flush=True)
+            return f"{p.phase} done ({p.elapsed_s:.1f} s)" if p is not None and p.done >= 1.0 and p.phase != "ready" else ""
         case _:
-            print(f"rootlet: {event.message or event.kind}", flush=True)
+            return event.message or event.kind

@@ -158,7 +158,9 @@ async def debug_request(context: ServerContext, rid: str) -> Response:
     state = await context.manager.get_state("request", rid=rid)
     found = state.get("request")
     if not found:
-        error = NotFound(f"no request {show(rid)} is known to the engine", param="rid")
+        error = NotFound(
+            f"no request {show(rid)} is known to the engine: ask for one that runs or lately ended by the `id` of its reply", param="rid"
+        )
         error.code = "request_not_found"
         raise error
     return json_response(found)

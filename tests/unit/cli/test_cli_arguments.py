@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from rootlet.cli.app import app
+from rootlet.cli.flags import check_temperature
 from rootlet.cli.local_engine import terminal_sampling
 from rootlet.cli.panel import StartupPanel
 from rootlet.cli.run import check_arguments
 from rootlet.cli.serve import serve
 from rootlet.core.errors import InvalidValue
-from rootlet.engine.launch_events import LaunchEvent
+from rootlet.engine.launch_events import LaunchEvent, print_event
 from rootlet.engine.model_source import DEFAULT_MODEL
+from rootlet.ipc.messages import LoadProgress
 
 
 def test_run_takes_a_dash_for_the_default_model() -> None:
@@ -66,13 +69,89 @@ def test_print_config_names_the_default_model_and_why_a_value_was_chosen(capsys:
     assert "auto:" in lines["scheduler.depth"]
 
 
-def test_a_panel_gives_the_cursor_back_when_it_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def loading(phase: str, done: float, elapsed_s: float) -> LaunchEvent:
+    return LaunchEvent("progress", progress=LoadProgress(phase, done, "a.weight", elapsed_s))
+
+
+@pytest.mark.parametrize("end", ["ready", "failed", None])
+def test_progress_on_a_terminal_is_one_line_that_log_lines_fall_over(
+    end: Literal["ready", "failed"] | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     with StartupPanel(key=None, host="127.0.0.1") as panel:
-        panel.on_event(LaunchEvent("listening", url="http://x"))  # and never "ready" or "stopped"
-    out = capsys.readouterr().out
-    assert out.rfind("\x1b[?25h") > out.rfind("\x1b[?25l") >= 0
+        panel.on_event(LaunchEvent("listening", url="http://x"))
+        capsys.readouterr()
+        for event in (loading("open", 0.0, 0.0), loading("weights", 0.5, 0.2), loading("weights", 0.6, 0.25), loading("weights", 1.0, 0.4)):
+            panel.on_event(event)
+        drawn = capsys.readouterr().out
+        if end is not None:
+            panel.on_event(LaunchEvent(end, message="why"))
+    after = "".join(capsys.readouterr())
+    shown = ["\x1b[K  0 %  open  a.weight  0.0 s\r", "\x1b[K 50 %  weights  a.weight  0.2 s\r", "\x1b[K100 %  weights  a.weight  0.4 s\r"]
+    assert drawn == "".join(shown)  # 0.25 s is too soon after 0.2 s; the cursor is left at the beginning and never hidden
+    assert after.startswith("\x1b[K")
+    assert after.count("\x1b") == 1
+    assert ("curl" in after, "rootlet: why" in after) == (end == "ready", end == "failed")
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with StartupPanel(key=None, host="127.0.0.1") as panel:
+        panel.on_event(LaunchEvent("listening", url="http://x"))
+        panel.on_event(loading("weights", 0.5, 0.2))
+        panel.on_event(loading("weights", 1.0, 0.4))
+        panel.on_event(LaunchEvent("ready", url="http://x", served_names=("m",)))
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "rootlet: listening on http://x (model is loading)",
+        "rootlet: weights done (0.4 s)",
+        "rootlet: ready on http://x as m",
+    ]
+
+
+class Writes(io.StringIO):
+    """A stream without a buffer, as PYTHONUNBUFFERED makes them: each write is one of the system's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+
+    def write(self, text: str) -> int:
+        if text:
+            self.writes.append(text)
+        return len(text)
+
+
+def test_a_plain_line_is_one_write_so_that_no_other_process_writes_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = Writes(), Writes()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    events = [
+        LaunchEvent("listening", url="u"),
+        loading("graph", 0.0, 0.0),
+        loading("graph", 1.0, 0.1),
+        LaunchEvent("stopped"),
+        LaunchEvent("failed", message="m"),
+    ]
+    for event in events:
+        print_event(event)
+    assert out.writes == ["rootlet: listening on u (model is loading)\n", "rootlet: graph done (0.1 s)\n", "rootlet: stopped\n"]
+    assert err.writes == ["rootlet: m\n"]
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+@pytest.mark.parametrize("value", ["2.01", "-0.1", "nan", "inf"])
+def test_a_temperature_of_noise_is_refused_before_anything_is_loaded(command: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rootlet.cli.local_engine.open_engine", lambda *_: pytest.fail("loaded"))
+    function, bound, _ = app.parse_args([command, "--temperature", value], exit_on_error=False, print_error=False)
+    with pytest.raises(InvalidValue, match=r"--temperature must be in \[0, 2\], got "):
+        function(*bound.args, **bound.kwargs)
+
+
+def test_the_ends_of_the_temperature_are_taken() -> None:
+    for value in (None, 0.0, 2.0):
+        check_temperature(value)
 
 
 @pytest.mark.parametrize("key", [None, "SECRET"])

@@ -52,7 +52,7 @@ def test_an_address_may_be_short_or_whole(url: str) -> None:
     assert chat_route(url) == "http://h:1/v1/chat/completions"
 
 
-@pytest.mark.parametrize("url", ["", "http://", "ftp://h", "unix:///x"])
+@pytest.mark.parametrize("url", ["", "http://", "ftp://h", "unix:///x", "30000", "http://30000/v1"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidValue, match="--url"):
         chat_route(url)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +25,10 @@ FOUR_SAMPLED = rb"[\s\S]{4}"  # HashLM samples any character, newlines too
 class Command:
     """`rootlet ARGUMENTS` over HashLM at 20 ms a step, reading its output as it comes."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, stderr: int = subprocess.PIPE) -> None:
         environment = {**os.environ, "ROOTLET_TEST_EXECUTOR": "hash_lm:20", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "rootlet.cli.main", *arguments, "--ctx-len", "4096"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment)
         self.out = b""
 
     def __enter__(self) -> Command:
@@ -73,6 +76,28 @@ def test_ctrl_c_ends_run_with_130_and_no_traceback() -> None:
         run.read_until(FOUR_SAMPLED)
         run.process.send_signal(signal.SIGINT)
         assert run.end() == (130, b"")
+
+
+def test_a_batch_shows_how_far_it_is_and_says_at_ctrl_c_that_it_can_go_on(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bodies = {"short": {"prompt": "a", "max_tokens": 1}, "long": {"prompt": "b", "max_tokens": 4000, "ignore_eos": True}}
+    source.write_text("".join(json.dumps({"custom_id": name, "url": "/v1/completions", "body": body}) + "\n" for name, body in bodies.items()))
+    screen, terminal = pty.openpty()
+    try:
+        with Command("batch", str(source), str(target), stderr=terminal) as batch:
+            shown = b""
+            while b"1 of 2\r" not in shown:
+                assert batch.process.poll() is None, shown
+                shown += os.read(screen, 4096)
+            batch.process.send_signal(signal.SIGINT)
+            assert batch.end()[0] == 130
+        said = os.read(screen, 4096)
+    finally:
+        os.close(screen)
+        os.close(terminal)
+    assert said.endswith(b"rootlet: stopped; the same command goes on with the lines that %s lacks\r\n" % os.fsencode(target))
+    assert b"Traceback" not in said
+    assert [json.loads(line)["custom_id"] for line in target.read_text().splitlines()] == ["short"]
 
 
 def test_ctrl_c_ends_an_idle_server_soon_and_with_0() -> None:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from rootlet.core.errors import Aborted, DeadlineExceeded, InvalidValue, QueueFull, RequestFailed, RootletError, Unavailable, Unsupported, error_of
+from rootlet.core.errors import (
+    Aborted,
+    ContextOverflow,
+    DeadlineExceeded,
+    InvalidValue,
+    QueueFull,
+    RequestFailed,
+    RootletError,
+    Unavailable,
+    Unsupported,
+    error_of,
+)
 from rootlet.core.types import Finish, FinishKind
 
 
@@ -26,3 +37,9 @@ def test_a_failed_finish_is_one_exception_everywhere(finish: Finish, kind: type[
     assert error.param == ("prompt" if kind is InvalidValue else None)
     assert error.message
     assert error_of(Finish(finish.kind, status=status, code=code, message="so it was")).message == "so it was"
+
+
+def test_a_long_prompt_is_not_sent_after_a_flag_that_may_be_of_no_use() -> None:
+    message = str(ContextOverflow("prompt", prompt_len=9001, ctx_len=8192))
+    assert "maximum context length is 8192 tokens, however your prompt contains 9001 input tokens" in message  # what clients search for
+    assert message.endswith("Shorten the prompt, or raise --ctx-len if the model was trained for more.")

@@ -116,7 +116,10 @@ def test_flush_abort_and_debug() -> None:
     assert call(app, "GET", "/debug/state").json()["tree"] == "."
     assert call(app, "GET", "/debug/requests/r").json() == {"rid": "r", "phase": "decode"}
     manager.states["request"] = {}  # what the scheduler says of an id that it does not know
-    error(call(app, "GET", "/debug/requests/none"), 404, code="request_not_found")
+    refused = call(app, "GET", "/debug/requests/none")
+    error(refused, 404, code="request_not_found")
+    assert "'none'" in refused.text  # which one, and where people find the id that is meant (not the X-Request-Id)
+    assert "`id` of its reply" in refused.text
 
 
 def test_information_never_shows_the_key() -> None:

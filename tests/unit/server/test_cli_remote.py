@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
+import urllib.request
 
 import pytest
 
 from fixtures.ports import port_of, reserved_port
 from rootlet.cli import remote
+from rootlet.cli.app import app
 from rootlet.core.errors import InvalidValue, Unavailable
 
 FOUND = {
@@ -76,3 +79,26 @@ def test_no_server_is_said_in_one_line() -> None:
         url = f"http://127.0.0.1:{port_of(silent)}"
         with pytest.raises(Unavailable, match=f"no server answers at {re.escape(url)}"):
             remote.call(url, None, "/cache/tree")
+
+
+@pytest.mark.parametrize("url", ["{host}", "http://{host}/", "{host}/v1", "http://{host}/v1/"])
+def test_an_address_may_be_the_one_that_clients_use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def urlopen(request: urllib.request.Request, **_: object) -> io.BytesIO:
+        asked.append(request.full_url)
+        return io.BytesIO(b"{}")
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    remote.call(url.format(host="127.0.0.1:4"), None, "/cache/stats")
+    assert asked == ["http://127.0.0.1:4/cache/stats"]
+
+
+def test_the_help_of_trace_says_which_id_it_wants(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["trace", "--help"], result_action="return_value")
+    assert "the id of its reply" in capsys.readouterr().out
+
+
+def test_a_bare_port_is_no_address() -> None:
+    with pytest.raises(InvalidValue, match=r"--url 30000: expected something like 127\.0\.0\.1:30000"):
+        remote.call("30000", None, "/cache/stats")

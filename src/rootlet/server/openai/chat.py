@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rootlet.core.errors import InvalidValue, Unsupported
+from rootlet.core.sampling_params import MAX_TEMPERATURE
 from rootlet.server.context import ServerContext, offload, tenant_of
 from rootlet.server.events import Answer, collect, until_gone
 from rootlet.server.fields import Fields
@@ -20,7 +21,6 @@ from rootlet.server.generation import generate_req, read_common
 from rootlet.server.openai.chat_stream import ChatRequest, ChoiceLogprobs, chat_frames
 from rootlet.server.openai.logprobs import prompt_logprobs_json
 from rootlet.server.openai.protocol import (
-    MAX_TEMPERATURE,
     counts_of,
     finish_reason,
     logprob_spec,

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rootlet.core.errors import Unsupported
+from rootlet.core.sampling_params import MAX_TEMPERATURE
 from rootlet.core.types import TokenLogprob
 from rootlet.frontend.types import GenerateChunk, GenerateReq
 from rootlet.server.context import ServerContext, tenant_of
@@ -26,7 +27,6 @@ from rootlet.server.generation import Common, generate_req, read_common
 from rootlet.server.openai.chat import refuse_unsupported
 from rootlet.server.openai.logprobs import Aligner, CompletionLogprobs, join, prompt_logprobs_json
 from rootlet.server.openai.protocol import (
-    MAX_TEMPERATURE,
     UsageMeter,
     counts_of,
     finish_reason,

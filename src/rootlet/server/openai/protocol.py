@@ -19,8 +19,6 @@ from rootlet.server.events import Answer
 from rootlet.server.fields import Fields
 from rootlet.server.generation import Common
 
-MAX_TEMPERATURE = 2.0
-
 
 def logprob_spec(top_n: int | None, *, prompt: bool, common: Common) -> LogprobSpec | None:
     """What to ask the engine for: `top_n` None = nothing for the output; the extension `prompt_logprobs` may ask for more than it."""
