@@ -293,7 +293,7 @@ def test_row_33_clients_that_leave_free_their_place(tmp_path: Path) -> None:
             for stream in (True, False):
                 body = json.dumps({"prompt": "hello", "max_tokens": ENDLESS, "ignore_eos": True, "stream": stream}).encode()
                 raw = socket.create_connection(("127.0.0.1", int(s.url.rsplit(":", 1)[1])), 60.0)
-                head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
                 raw.sendall(head.encode() + body)
                 raws.append(raw)
             raws[0].recv(1)  # the stream has begun

@@ -308,7 +308,7 @@ def test_row_37_every_post_route_refuses_every_bad_body(wide: Live) -> None:
 
 def test_row_37_wrong_lengths_and_bytes_that_are_no_http(wide: Live) -> None:
     body = b'{"prompt":"x","max_tokens":1}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
     for wrong in (b"abc", b"-1", b"1e3", b"99999999999999999999999"):
         with connect(wide.server.base) as raw:
             raw.sendall(head + wrong + b"\r\n\r\n" + body)

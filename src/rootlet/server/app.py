@@ -31,6 +31,7 @@ from rootlet.server.errors import CLIENT_CLOSED, on_crash, on_http_exception, on
 from rootlet.server.middleware import Front
 from rootlet.server.openai import chat, completions, models
 from rootlet.server.openapi import ROUTE_DOCS
+from rootlet.server.origin import GUARDED
 
 Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 
@@ -87,8 +88,8 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/generate", ("POST", "PUT"), native.generate),
     ("/tokenize", ("POST",), _tokenize),
     ("/detokenize", ("POST",), _detokenize),
-    ("/health", ("GET", "HEAD"), _plain(admin.health)),
-    ("/ready", ("GET", "HEAD"), _plain(admin.ready)),
+    ("/health", ("GET",), _plain(admin.health)),
+    ("/ready", ("GET",), _plain(admin.ready)),
     ("/health_generate", ("GET",), admin.health_generate),
     ("/metrics", ("GET",), _later(admin.metrics)),
     ("/server_info", ("GET",), _later(admin.server_info)),
@@ -105,8 +106,13 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/cache/unpin", ("POST",), control.cache_unpin),
     ("/debug/state", ("GET",), _later(admin.debug_state)),
     ("/debug/requests/{rid:path}", ("GET",), _debug_request),
-    ("/", ("GET", "HEAD"), _plain(admin.root)),
+    ("/", ("GET",), _plain(admin.root)),
 )
+
+
+def with_head(path: str, methods: tuple[str, ...]) -> tuple[str, ...]:
+    """HEAD goes wherever GET only looks: balancers and monitors ask so. The server sends the headers of the GET and leaves the body out."""
+    return (*methods, "HEAD") if "GET" in methods and path not in GUARDED else methods
 
 
 def build_app(manager: Manager, config: RuntimeConfig, *, clock: Clock | None = None) -> ASGIApp:
@@ -116,13 +122,13 @@ def build_app(manager: Manager, config: RuntimeConfig, *, clock: Clock | None = 
     context = ServerContext(manager=manager, config=config, meters=meters, clock=clock)
     app = FastAPI(title="Rootlet", version=version("rootlet"), redirect_slashes=False, docs_url=None, redoc_url=None)
     for path, methods, handler in ROUTES:
-        for method in methods:
+        for method in with_head(path, methods):
             _add_route(app, context, path, method, handler)
     app.add_exception_handler(RootletError, on_rootlet_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(ClientGone, _on_gone)
     app.add_exception_handler(Exception, on_crash)
-    return Front(app, keys=Keys(api_keys(config.server)), meters=meters, clock=clock)
+    return Front(app, keys=Keys(api_keys(config.server)), bound=config.server.host, meters=meters, clock=clock)
 
 
 def _add_route(app: FastAPI, context: ServerContext, path: str, method: str, handler: Handler) -> None:

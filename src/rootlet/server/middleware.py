@@ -1,6 +1,6 @@
-"""The one pure-ASGI layer around the router: path spelling, key, request id, timing headers, HTTP metrics.
+"""The one pure-ASGI layer around the router: path spelling, who may ask, request id, timing headers, HTTP metrics.
 
-request  -> normalise path -> key? -> router
+request  -> normalise path -> key, or else Host? -> web page? -> router
 response <- X-Request-Id, openai-processing-ms, openai-version  <-  counted by route template and status
 """
 
@@ -18,6 +18,7 @@ from rootlet.metrics.instruments import Instruments
 from rootlet.server.auth import Keys, is_open
 from rootlet.server.context import TENANT
 from rootlet.server.errors import HttpError, error_response
+from rootlet.server.origin import check_host, check_page
 
 API_VERSION = b"2020-10-01"
 _REQUEST_ID = re.compile(f"[{RID_CHARS}]{{1,{MAX_RID_CHARS}}}".encode())
@@ -42,11 +43,12 @@ def request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class Front:
-    """Wraps the router. Streams pass through untouched but for the headers of their first message."""
+    """Wraps the router. Streams pass through untouched but for the headers of their first message. `bound` = --host."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, meters: Instruments, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys, bound: str, meters: Instruments, clock: Clock) -> None:
         self._app = app
         self._keys = keys
+        self._bound = bound
         self._meters = meters
         self._clock = clock
 
@@ -70,13 +72,21 @@ class Front:
                 message = {**message, "headers": [*message.get("headers", ()), *extra]}
             await send(message)
 
-        if self._keys and not is_open(scope["method"], scope["path"]):
-            try:
-                scope[TENANT] = self._keys.tenant(scope["headers"])
-            except HttpError as error:
-                await error_response(error)(scope, receive, send_with_headers)
-                return
+        try:
+            self._admit(scope)
+        except HttpError as error:
+            await error_response(error)(scope, receive, send_with_headers)
+            return
         await self._app(scope, receive, send_with_headers)
+
+    def _admit(self, scope: Scope) -> None:
+        """Raises `HttpError` 401 or 403. A page cannot know a key, so a server with keys may have any name."""
+        if not is_open(scope["method"], scope["path"]):
+            if self._keys:
+                scope[TENANT] = self._keys.tenant(scope["headers"])
+            else:
+                check_host(scope, bound=self._bound)
+        check_page(scope)
 
     def _count(self, scope: Scope, status: int, elapsed_s: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "unmatched"

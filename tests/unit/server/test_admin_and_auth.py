@@ -10,7 +10,7 @@ from fixtures.asgi import Wire, call, error, post
 from fixtures.fake_manager import FakeManager, Script, config
 from rootlet.core.types import Finish, FinishKind
 from rootlet.ipc.messages import FlushCacheReqOutput, LoadProgress
-from rootlet.server.app import ROUTES, build_app
+from rootlet.server.app import ROUTES, build_app, with_head
 from rootlet.server.middleware import normalise
 
 KEY = "s3cret-key"
@@ -141,7 +141,7 @@ def test_information_never_shows_the_key() -> None:
 def test_every_route_but_liveness_asks_for_the_key() -> None:
     app = build_app(FakeManager(), config(api_key=KEY))
     open_routes = {("GET", "/health"), ("HEAD", "/health"), ("GET", "/ready"), ("HEAD", "/ready"), ("HEAD", "/")}
-    paths = [(m, p.replace("{model_id:path}", "tiny").replace("{rid:path}", "r")) for p, methods, _ in ROUTES for m in methods]
+    paths = [(m, p.replace("{model_id:path}", "tiny").replace("{rid:path}", "r")) for p, methods, _ in ROUTES for m in with_head(p, methods)]
     extra = [
         ("GET", "/docs"),
         ("GET", "/openapi.json"),
@@ -193,7 +193,7 @@ def test_the_openapi_document_lists_every_route_once() -> None:
     document = call(build_app(FakeManager(), config()), "GET", "/openapi.json").json()
     for path, methods, _ in ROUTES:
         entry = document["paths"][path.replace(":path", "")]
-        assert {m.lower() for m in methods if m != "HEAD"} == entry.keys()
+        assert {m.lower() for m in methods} == entry.keys()
         assert all(operation["summary"] for operation in entry.values())
     ids = [operation["operationId"] for entry in document["paths"].values() for operation in entry.values()]
     assert len(ids) == len(set(ids))
