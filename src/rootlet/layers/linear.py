@@ -23,7 +23,7 @@ FUSED: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True)
 class Linear:
     """y = x @ weight.T (+ bias) (+ residual). `rows`: output features of each joined part, in the order of `FUSED`. `normed`: the input is what a
-    norm made (`ops.linear`)."""
+    norm made, and worth a second int8 plane where it stands out (`ops.linear`)."""
 
     weight: Weight
     bias: Tensor | None
